@@ -1,0 +1,38 @@
+# Every target sets itself up: a virtual environment in .venv with the pinned versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test check studies bench format clean
+
+demo: $(READY)
+	$(BIN)/coterie demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not study"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+studies: $(READY)
+	$(BIN)/python -m pytest -m study -s
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+format: $(READY)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv
+
+# torch first and by its exact version: left to a dependency, pip would bring several gigabytes of CUDA along.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)

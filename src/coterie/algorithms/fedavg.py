@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two baselines: one model for all (FedAvg, FedProx; closed form for ridge regression), and one model each.
+
+McMahan et al., AISTATS 2017, Algorithm 1; Li et al., MLSys 2020 (FedProx: `Training.proximal`).
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from coterie import keys
+from coterie.local import Training, client_losses, outputs, own_outputs, train
+from coterie.local.least_squares import gram, ridge, solve_ridge
+from coterie.models import Dense, Model
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+
+__all__ = ["LocalState", "State", "fedavg", "local_models", "pooled_ridge"]
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs."""
+
+    theta: Tensor  # [P]
+    round: int = 0
+
+
+def fedavg(
+    state: State | None,
+    *,
+    model: Model,
+    rounds: int,
+    step_size: float,
+    seed: int,
+    training: Training = Training(),  # noqa: B008  (frozen)
+    decay: float = 1.0,
+    weighting: Literal["clients", "rows"] = "rows",
+    tol: float = 0.0,
+) -> Generator[Ask | Save, Replies | None, State]:
+    """Train one model for all clients; with `training.proximal` this is FedProx."""
+    if state is None:
+        state = State(model.initial(1, keys.generator(seed, "start"))[0])
+        yield Save(state)
+    while state.round < rounds:
+        got = yield Ask(
+            train_shared,
+            {
+                "model": model,
+                "theta": state.theta,
+                "step_size": torch.tensor(step_size * decay**state.round, dtype=torch.float64),
+                "key": keys.key(seed, state.round, "fedavg"),
+                "training": training,
+                "by_rows": weighting == "rows",
+            },
+            fold={"theta": WeightedMean("weight"), "loss": WeightedMean("n")},
+            work=training.work(),
+            scratch=model.n_outputs,
+        )
+        answered = got is not None and got.n > 0
+        theta = got["theta"] if got is not None and answered else state.theta
+        change = float((theta - state.theta).norm() / state.theta.norm().clamp(min=1e-12))
+        state = replace(state, theta=theta, round=state.round + 1)
+        yield Save(
+            state, {"loss": float(got["loss"])} if got is not None and answered else {"events": ["nobody answered"]}
+        )
+        if tol and answered and change <= tol:
+            break
+    return state
+
+
+def pooled_ridge(state: State | None, *, model: Dense, l2: float) -> Generator[Ask | Save, Replies | None, State]:
+    """Fit ridge regression to everybody's rows, exactly, from one sum of products."""
+    if state is None:
+        got = yield Ask(products, {"model": model}, {"gram": Sum(), "n": Sum()})
+        assert got is not None
+        state = State(solve_ridge(model, got["gram"], float(got["n"]), l2), round=1)
+        yield Save(state)
+    return state
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """Local models live with the clients; the server only counts rounds."""
+
+    round: int = 0
+
+
+def local_models(
+    state: LocalState | None,
+    *,
+    model: Model,
+    rounds: int,
+    step_size: float,
+    seed: int,
+    training: Training = Training(),  # noqa: B008  (frozen)
+    decay: float = 1.0,
+    l2: float = 1e-3,
+) -> Generator[Ask | Save, Replies | None, LocalState]:
+    """Train one model per client, from a common start, never averaged; it stays in the client's private state.
+
+    Linear regression is fitted in closed form in one round.
+    """
+    state = state or LocalState()
+    closed = isinstance(model, Dense) and model.is_linear and model.loss == "squared"
+    last = 1 if closed else rounds
+    while state.round < last:
+        got = yield Ask(
+            train_private,
+            {
+                "model": model,
+                "step_size": torch.tensor(step_size * decay**state.round, dtype=torch.float64),
+                "key": keys.key(seed, state.round, "local"),
+                "training": training,
+                "l2": l2 if closed else None,
+            },
+            fold={"loss": WeightedMean("n")},
+            fresh={"theta": model.initial(1, keys.generator(seed, "start"))[0]},
+            work=training.work(),
+            scratch=model.n_outputs,
+        )
+        state = replace(state, round=state.round + 1)
+        yield Save(state, {"loss": float(got["loss"])} if got is not None and got.n else {})
+    return state
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def train_shared(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Train from the model that everybody got."""
+    model, theta = shared["model"], shared["theta"]  # [S, P]
+    loss = client_losses(model, outputs(model, theta[:, None], data), data)[:, 0]  # [S, C]
+    start = theta[:, None].expand(-1, len(data.n), -1)
+    trained = train(model, start, data, shared["step_size"], shared["training"], shared["key"])
+    n = data.n.to(torch.float64).expand(len(theta), -1)
+    weight = n if shared["by_rows"] else (n > 0).to(torch.float64)
+    return {"theta": trained, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
+
+
+def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Go on training the client's own model."""
+    model, theta = shared["model"], private["theta"]  # [S, C, P]
+    if shared["l2"] is not None:
+        theta = ridge(model, data, max(shared["l2"], model.l2)).expand(theta.shape)
+    else:
+        theta = train(model, theta, data, shared["step_size"], shared["training"], shared["key"])
+    loss = client_losses(model, own_outputs(model, theta, data), data)  # [S, C]
+    n = data.n.to(torch.float64).expand(len(theta), -1)
+    return {"loss": loss.to(torch.float64), "n": n}, {"theta": theta}
+
+
+def products(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Sums of products for exact ridge regression."""
+    return {"gram": gram(shared["model"], data)[None], "n": data.n[None]}, {}

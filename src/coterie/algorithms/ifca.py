@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IFCA: alternate cluster assignment and per-cluster averaging.
+
+Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1.
+
+Departures: an empty cluster keeps its model (the paper leaves it undefined) and, when it stays empty, is reseeded from a
+badly served client; clients without rows take part without weight; optional soft labels weigh every model by its posterior.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from coterie import keys
+from coterie.algorithms.starts import Start, another_model, first_models
+from coterie.local import Training, chosen, client_losses, outputs, train
+from coterie.models import Model
+from coterie.protocol import Ask, Block, ByCluster, Replies, Save, Sum, Tensors, WeightedMean
+
+__all__ = ["State", "assign_and_train", "ifca"]
+
+Run = Generator[Ask | Save, Replies | None, "State"]
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs."""
+
+    theta: Tensor  # [K, P]
+    empty: Tensor  # [K] rounds since anybody chose the cluster
+    temperature: Tensor  # [] of soft labels: twice the noise variance for squared loss, 1 for cross-entropy
+    round: int = 0
+
+
+def ifca(
+    state: State | None,
+    *,
+    model: Model,
+    n_clusters: int,
+    rounds: int,
+    step_size: float,
+    seed: int,
+    averaging: Literal["model", "gradient"] = "model",
+    training: Training = Training(),  # noqa: B008  (frozen)
+    decay: float = 1.0,
+    weighting: Literal["clients", "rows"] = "clients",
+    shared_layers: tuple[str, ...] = (),
+    soft: bool = False,
+    temperature: float | None = None,
+    start: Start = Start(),  # noqa: B008  (frozen)
+    patience: int = 5,
+    tol: float = 0.0,
+) -> Run:
+    """Cluster clients and train a model for each cluster.
+
+    Parameters
+    ----------
+    state : State or None
+        Where to go on; None starts.
+    model : Model
+        What is trained.
+    n_clusters, rounds : int
+        K and T.
+    step_size : float
+        gamma. It is multiplied by `decay` every round.
+    averaging : {"model", "gradient"}
+        Option II (clients train locally, as `training` says) or option I (clients send one gradient).
+    weighting : {"clients", "rows"}
+        Whether clients count alike in a cluster's mean (paper) or by their rows.
+    shared_layers : tuple of str
+        Layers (by the beginning of their names) that are averaged over everyone; the rest is per cluster.
+    soft : bool
+        Clients update every model, weighted by its posterior probability, in place of the best one only.
+    temperature : float, optional
+        Of the posterior; estimated when not given.
+    start : Start
+        Where the models begin.
+    patience : int
+        Rounds that a cluster may stay empty before it is reseeded; 0 never reseeds.
+    tol : float
+        Stop when no client moves and no model changes by more than this, relative to its length; 0 never stops early.
+    """
+    if state is None:
+        theta, events = yield from first_models(model, n_clusters, start, seed)
+        first = 1.0 if temperature is None else temperature
+        state = State(theta, torch.zeros(n_clusters, dtype=torch.int64), torch.tensor(first, dtype=model.dtype))
+        yield Save(state, {"events": events})
+    common = _common(model, shared_layers)
+    while state.round < rounds:
+        events = []
+        gamma = step_size * decay**state.round
+        got = yield Ask(
+            assign_and_train,
+            {
+                "model": model,
+                "theta": state.theta,
+                "step_size": torch.tensor(gamma, dtype=torch.float64),
+                "key": keys.key(seed, state.round, "ifca"),
+                "temperature": state.temperature,
+                "averaging": averaging,
+                "training": training,
+                "by_rows": weighting == "rows",
+                "soft": soft,
+            },
+            fold={
+                "update": ByCluster("share", per_cluster=soft),
+                "count": Sum(),
+                "moved": Sum(),
+                "loss": WeightedMean("n"),
+            },
+            fresh={"label": torch.tensor(-1)},
+            work=training.work() if averaging == "model" else 1.0,
+            scratch=n_clusters * model.n_outputs,
+        )
+        assert got is not None
+        if got.n == 0:  # everybody was late: the round is lost, the models stay
+            state = replace(state, round=state.round + 1)
+            yield Save(state, {"events": ["nobody answered"]})
+            continue
+        theta = _server_step(state.theta, got["update"], gamma if averaging == "gradient" else None, common)
+        empty = torch.where(got["count"] > 0, 0, state.empty + 1)
+        noise = state.temperature
+        if temperature is None and model.loss == "squared":
+            noise = (2 * got["loss"]).clamp(min=1e-12).to(model.dtype)
+        change = _relative_change(theta, state.theta)
+        state = replace(state, theta=theta, empty=empty, temperature=noise, round=state.round + 1)
+        if patience and int(empty.max()) >= patience and state.round < rounds:
+            state, events = yield from _reseed(state, model, start, seed)
+        moved = int(got["moved"])
+        sizes = [int(n) for n in got["count"].round()]
+        yield Save(state, {"loss": float(got["loss"]), "sizes": sizes, "moved": moved, "events": events})
+        if tol and moved == 0 and change <= tol:
+            break
+    return state
+
+
+def _server_step(theta: Tensor, got: Any, gamma: float | None, common: Tensor) -> Tensor:
+    """Alg. 1, line 14 (gradients, when there is a gamma) or line 15 (models)."""
+    everybody = got.weight.sum().clamp(min=torch.finfo(torch.float64).tiny).to(theta.dtype)
+    over_all = got.sum.sum(0) / everybody  # [P] mean over everyone, whatever the cluster
+    if gamma is not None:
+        step = torch.where(common, over_all, got.sum / everybody)  # divided by all participants, not by the cluster
+        return theta - gamma * step
+    return torch.where(common, over_all, got.mean_or(theta))
+
+
+def _reseed(state: State, model: Model, start: Start, seed: int) -> Generator[Ask | Save, Replies | None, Any]:
+    """Give the cluster that was empty longest the model of a badly served client."""
+    k = int(state.empty.argmax())
+    others = torch.cat([state.theta[:k], state.theta[k + 1 :]])
+    found, client = yield from another_model(model, others, start, keys.key(seed, state.round, "reseed"))
+    theta = state.theta.clone()
+    theta[k] = found
+    rounds = int(state.empty[k])
+    event = f"cluster {k} was empty for {rounds} rounds; reseeded from client number {client}"
+    return replace(state, theta=theta, empty=torch.where(torch.arange(len(theta)) == k, 0, state.empty)), [event]
+
+
+def _common(model: Model, shared_layers: tuple[str, ...]) -> Tensor:
+    """[P] which parameters everybody shares."""
+    common = torch.zeros(model.n_parameters, dtype=torch.bool)
+    for name, part in model.layers.items():
+        common[part] = any(name == layer or name.startswith(f"{layer}.") for layer in shared_layers)
+    return common
+
+
+def _relative_change(new: Tensor, old: Tensor) -> float:
+    return float(((new - old).norm(dim=1) / old.norm(dim=1).clamp(min=1e-12)).max())
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def assign_and_train(
+    shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
+) -> tuple[Tensors, Tensors]:
+    """Alg. 1, lines 6 to 11: choose the best model, then a gradient or local training from it."""
+    model, theta = shared["model"], shared["theta"]  # theta [S, K, P]
+    scores = outputs(model, theta, data)  # [S, K, C, N, O]
+    loss = client_losses(model, scores, data)  # [S, K, C]
+    best, label = loss.min(1)  # line 6; ties: the lowest index
+    present = (data.n > 0).to(theta.dtype)
+    if shared["soft"]:
+        share = _posterior(loss, data.n, shared["temperature"])  # [S, C, K]
+        update = _soft_updates(shared, scores, data)  # [S, C, K, P]
+    else:
+        share = one_hot(label, theta.shape[1]).to(theta.dtype)  # line 7
+        own = theta[torch.arange(len(theta))[:, None], label]  # [S, C, P]
+        update = _update(shared, own, chosen(scores, label), data, shared["step_size"], shared["key"])
+    share = share * present[:, None]
+    reply = {
+        "update": update,
+        "share": share * data.n[:, None].to(theta.dtype) if shared["by_rows"] else share,
+        "count": one_hot(label, theta.shape[1]) * (data.n > 0)[:, None],
+        "moved": (label != private["label"]) & (data.n > 0),
+        "loss": best.to(torch.float64),
+        "n": data.n.to(torch.float64).expand(len(theta), -1),
+    }
+    return reply, {"label": label}
+
+
+def _update(shared: dict[str, Any], own: Tensor, scores: Tensor, data: Block, step_size: Tensor, key: Tensor) -> Tensor:
+    """Line 9 (a gradient) or line 11 (LocalUpdate), from each client's own model.  own [S, C, P] -> [S, C, P]"""
+    model, how = shared["model"], shared["training"]
+    if shared["averaging"] == "model":
+        return train(model, own, data, step_size, how, key)
+    if how.batch_size is None:
+        return model.gradient(own, data.x, data.target, data.weights, scores)  # type: ignore[no-any-return]
+    ones = torch.ones_like(step_size)  # one step of size 1 on one minibatch, seen as a gradient
+    return own - train(model, own, data, ones, replace(how, steps=1, epochs=None, momentum=0.0), key)
+
+
+def _soft_updates(shared: dict[str, Any], scores: Tensor, data: Block) -> Tensor:
+    """What every client makes of every model.  [S, C, K, P]"""
+    theta = shared["theta"]
+    runs, clusters, size = theta.shape
+    every = theta.flatten(0, 1)[:, None].expand(-1, len(data.n), -1)  # [S K, C, P]
+    steps, key = (shared[name].repeat_interleave(clusters) for name in ("step_size", "key"))
+    made = _update(shared, every, scores.flatten(0, 1), data, steps, key)
+    return made.view(runs, clusters, -1, size).transpose(1, 2)
+
+
+def _posterior(loss: Tensor, n: Tensor, temperature: Tensor) -> Tensor:
+    """Probability of each cluster given a client's rows, all clusters alike beforehand.  loss [S, K, C] -> [S, C, K]"""
+    return torch.softmax(-(loss * n).transpose(1, 2) / temperature[:, None, None], -1)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients from arrays: features, targets and the client of every row."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from coterie.data.clients import Clients, check_options, held_out
+from coterie.data.ragged import Ragged
+from coterie.data.scan import AUTO_CLASSES
+from coterie.data.schema import Column, Missing, Schema, Task
+from coterie.data.values import in_order, name_of
+from coterie.errors import DataError
+
+__all__ = ["from_arrays"]
+
+_CHUNK = 1 << 22  # numbers looked at together
+
+
+def from_arrays(
+    X: Any,
+    y: Any = None,
+    groups: Any = None,
+    *,
+    feature_names: Sequence[str] | None = None,
+    task: Task | Literal["auto"] = "auto",
+    test_size: float = 0.2,
+    new_clients: float = 0.0,
+    seed: int = 0,
+    missing: Missing = "error",
+) -> Clients:
+    """Take clients from numpy arrays or torch tensors.
+
+    Parameters
+    ----------
+    X : array
+        [N, ...] features: rows of numbers, or images. Their precision is kept; integers become float32.
+    y : array, optional
+        [N] targets: numbers, or class names.
+    groups : array, optional
+        [N] the client of every row; without it, all rows are one client's.
+    feature_names : sequence of str, optional
+        [D] names of the features; ``x0``, ``x1``, ... by default.
+    task, test_size, new_clients, seed, missing
+        As for `read`.
+
+    Raises
+    ------
+    DataError
+        If the arrays do not fit together, or hold what cannot be used.
+    """
+    check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
+    x = _features(X)
+    target = None if y is None or task == "none" else _column(y, "y", len(x))
+    if target is None and task not in ("auto", "none"):
+        raise DataError(f"{task} needs targets", "pass y")
+    owner = _names(groups, len(x))
+    keep = _complete(x, target, owner, missing)
+    if not keep.all():
+        x, owner, target = x[keep], owner[keep], None if target is None else target[keep]
+    labels, task, classes = _targets(target, task, x.dtype)
+    names = _feature_names(feature_names, int(np.prod(x.shape[1:])))
+    schema = Schema(
+        client="client",
+        target=None if labels is None else "target",
+        columns=tuple(Column(name=name) for name in names),
+        task=task,
+        classes=classes,
+        missing=missing,
+    )
+    rows = Ragged.from_groups(torch.from_numpy(x), None if labels is None else torch.from_numpy(labels), owner)
+    dropped = int((~keep).sum())
+    return held_out(rows, schema, test_size=test_size, new_clients=new_clients, seed=seed, dropped_rows=dropped)
+
+
+def _array(values: Any, what: str) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no such type
+        return np.asarray(values.numpy())
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{what} has rows of different lengths", "give every row the same length") from error
+
+
+def _features(X: Any) -> np.ndarray:
+    """[N, ...] floats that torch can take over."""
+    x = _array(X, "X")
+    if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
+        raise DataError(
+            f"X has dtype {x.dtype}, which is no type of number", "turn it into floats: X.astype('float64')"
+        )
+    if x.ndim < 2:
+        raise DataError(f"X has shape {x.shape}, and needs rows and features", "for a single feature, X.reshape(-1, 1)")
+    if not x.size:
+        raise DataError(
+            f"X has shape {x.shape}, so there is nothing in it", "at least one row and one feature are needed"
+        )
+    kind = x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.dtype(np.float32)
+    x = np.ascontiguousarray(x, dtype=kind)
+    return x if x.flags.writeable else x.copy()
+
+
+def _column(values: Any, what: str, n: int) -> np.ndarray:
+    """[n] one value for every row of X."""
+    column = _array(values, what)
+    if column.ndim == 2 and column.shape[1] == 1:
+        column = column[:, 0]
+    if column.ndim != 1:
+        raise DataError(
+            f"{what} has shape {column.shape}, and needs one value for each row", f"pass {what} with shape ({n},)"
+        )
+    if len(column) != n:
+        raise DataError(f"{what} has {len(column)} values and X has {n} rows", f"give {what} one value for each row")
+    return column
+
+
+def _names(groups: Any, n: int) -> np.ndarray:
+    """[n] the client of every row, as text; empty where it is missing."""
+    if groups is None:
+        return np.full(n, "client")
+    column = _column(groups, "groups", n)
+    if column.dtype == object:
+        return np.array([name_of(value) for value in column])
+    different, which = np.unique(column, return_inverse=True)
+    return np.array([name_of(value) for value in different.tolist()])[which]
+
+
+def _complete(x: np.ndarray, y: np.ndarray | None, owner: np.ndarray, missing: Missing) -> np.ndarray:
+    """[N] which rows to keep, by the choice about missing values."""
+    gaps = {
+        "X": _rows_with_nan(x),
+        "y": np.zeros(len(x), bool) if y is None else _without_value(y),
+        "groups": owner == "",
+    }
+    for what, where in gaps.items():
+        if missing == "error" and where.any():
+            way_out = "missing='mean' (fill with the federated mean) or missing='drop' (leave those rows out)"
+            raise DataError(f"{what} has missing values in {int(where.sum())} rows", way_out)
+    without = gaps["y"] | gaps["groups"]
+    keep: np.ndarray = ~(without if missing == "mean" else without | gaps["X"])
+    if not keep.any():
+        raise DataError(f"every one of the {len(x)} rows has a missing value", "fill them in, or missing='mean'")
+    return keep
+
+
+def _rows_with_nan(x: np.ndarray) -> np.ndarray:
+    """[N] which rows have missing values; infinite ones are refused."""
+    flat = x.reshape(len(x), -1)
+    gaps = np.zeros(len(x), dtype=bool)
+    step = max(1, _CHUNK // flat.shape[1])
+    for start in range(0, len(x), step):
+        part = flat[start : start + step]
+        if np.isfinite(part).all():
+            continue
+        if np.isinf(part).any():
+            raise DataError("X has infinite values", "correct them, or leave those rows out")
+        gaps[start : start + step] = np.isnan(part).any(1)
+    return gaps
+
+
+def _without_value(y: np.ndarray) -> np.ndarray:
+    if y.dtype.kind == "f":
+        return np.asarray(np.isnan(y))
+    if y.dtype == object:
+        return np.array([name_of(value) == "" for value in y])
+    return np.asarray(y == "") if y.dtype.kind == "U" else np.zeros(len(y), dtype=bool)
+
+
+def _targets(
+    y: np.ndarray | None, task: Task | Literal["auto"], kind: np.dtype
+) -> tuple[np.ndarray | None, Task, tuple[str, ...]]:
+    """Turn targets into class numbers or real numbers: (values, task, class names)."""
+    if y is None:
+        return None, "none", ()
+    y = _usable(y)
+    different = np.unique(y)
+    if task == "auto":
+        few = y.dtype.kind in "bU" or (
+            len(different) <= AUTO_CLASSES and bool((different == np.floor(different)).all())
+        )
+        task = "classification" if few else "regression"
+    if len(different) == 1:
+        what = "has only one class," if task == "classification" else "is the same in every row,"
+        raise DataError(f"y {what} {different[0]}", "there must be something to predict")
+    if task == "regression":
+        return _reals(y, kind), "regression", ()
+    names = [name_of(value) for value in different.tolist()]
+    classes = in_order(set(names))
+    places = np.array([classes.index(name) for name in names], dtype=np.int64)
+    return places[np.searchsorted(different, y)], "classification", classes
+
+
+def _usable(y: np.ndarray) -> np.ndarray:
+    """[N] targets as numbers or text."""
+    if y.dtype == object and all(isinstance(value, str) for value in y):
+        y = y.astype(str)
+    if y.dtype.kind not in "biufU":
+        raise DataError(f"y has dtype {y.dtype}, neither numbers nor text", "turn it into numbers or text first")
+    if y.dtype.kind == "f" and np.isinf(y).any():
+        raise DataError("y has infinite values", "correct them, or leave those rows out")
+    return y
+
+
+def _reals(y: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """[N] targets in the precision of the features."""
+    if y.dtype.kind == "U":
+        raise DataError(f"y holds text such as '{y[0]}' and regression needs numbers", "task='classification'")
+    if np.abs(y.astype(np.float64)).max() > np.finfo(kind).max:
+        raise DataError(f"y has values too large for {kind}", "pass X in double precision")
+    return y.astype(kind)
+
+
+def _feature_names(names: Sequence[str] | None, d: int) -> Sequence[str]:
+    if names is None:
+        return [f"x{i}" for i in range(d)]
+    if len(names) != d or len(set(names)) != d:
+        raise DataError(
+            f"there are {len(set(names))} different feature names and {d} features", "give each feature its own name"
+        )
+    return [str(name) for name in names]

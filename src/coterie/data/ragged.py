@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of many clients, stored once, client after client, and cut into blocks.
+
+Clients are stored in the order of their row counts, so that clients of equal length lie side by side and a block of them is a
+view; others are padded. Rows live in memory or in a file on disk; a block is all that is ever read of the latter.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import keys as _keys
+from coterie.errors import DataError
+from coterie.protocol import Block
+
+__all__ = ["BLOCK_BYTES", "DiskRows", "Layout", "Ragged"]
+
+BLOCK_BYTES = 64 << 20  # what one block may take, rows and messages together
+_WASTE = 1.25  # padded rows per real row that a block may have ...
+_WASTE_ROWS = 4096  # ... once it is larger than this
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each client's rows lie.
+
+    Attributes
+    ----------
+    names : ndarray of str
+        [M] client names, ascending: the number of a client is its place here.
+    counts : ndarray
+        [M] rows of each client.
+    order : ndarray
+        [M] client numbers in the order of storage: by row count.
+    starts : ndarray
+        [M] first row of each client.
+    """
+
+    names: np.ndarray
+    counts: np.ndarray
+    order: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def plan(cls, names: np.ndarray, counts: np.ndarray, tie: np.ndarray | None = None) -> "Layout":
+        """Lay out clients with these names (distinct, ascending) and row counts; equal counts stand in the order of `tie`."""
+        counts = np.asarray(counts, dtype=np.int64)
+        order = np.argsort(counts, kind="stable") if tie is None else np.lexsort((tie, counts))
+        starts = np.empty(len(counts), dtype=np.int64)
+        starts[order] = np.concatenate([[0], np.cumsum(counts[order])[:-1]]) if len(counts) else 0
+        return cls(np.asarray(names, dtype=str), counts, order, starts)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all clients together."""
+        return int(self.counts.sum())
+
+
+class DiskRows:
+    """An array on disk that is read in slices and written once.
+
+    Parameters
+    ----------
+    path : Path
+        A file of raw numbers; it is removed with the object.
+    shape, dtype
+        Of the array.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.path, self.shape, self.dtype = path, shape, np.dtype(dtype)
+        self._width = int(np.prod(shape[1:], dtype=np.int64))
+        path.touch()
+        os.truncate(path, int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize)
+        self._remove = weakref.finalize(self, _unlink, path)
+
+    def writable(self) -> np.memmap:
+        """Map the file for filling it in."""
+        return np.memmap(self.path, dtype=self.dtype, mode="r+", shape=self.shape)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Read rows start to stop into memory."""
+        out = np.empty((max(stop - start, 0), *self.shape[1:]), dtype=self.dtype)
+        if out.size:
+            with open(self.path, "rb") as file:
+                file.seek(start * self._width * self.dtype.itemsize)
+                file.readinto(out.reshape(-1).view(np.uint8).data)
+        return torch.from_numpy(out)
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Ragged rows: what engines consume.
+
+    Attributes
+    ----------
+    layout : Layout
+        Where each client's rows lie.
+    x, y : Tensor or DiskRows
+        [N, ...] features and targets, in the order of the layout; y is None when there is no target.
+    rows : Tensor, optional
+        Row numbers in x and y, in the order of the layout, when only some of the stored rows are meant.
+    change : callable, optional
+        Applied to the features of every block that comes from disk.
+    """
+
+    layout: Layout
+    x: "Tensor | DiskRows"
+    y: "Tensor | DiskRows | None"
+    rows: Tensor | None = None
+    change: Callable[[Tensor], Tensor] | None = None
+
+    # -- making -------------------------------------------------------------------------------------------------------
+    @classmethod
+    def from_groups(cls, x: Tensor, y: Tensor | None, groups: np.ndarray) -> "Ragged":
+        """Gather rows by client.  x [N, ...], y [N, ...], groups [N] client of each row."""
+        names, number, counts = np.unique(np.asarray(groups, dtype=str), return_inverse=True, return_counts=True)
+        layout = Layout.plan(names, counts)
+        place = np.empty(len(names), dtype=np.int64)
+        place[layout.order] = np.arange(len(names))
+        order = torch.from_numpy(np.argsort(place[number], kind="stable"))
+        return cls(layout, x[order], None if y is None else y[order])
+
+    @classmethod
+    def from_blocks(cls, x: Tensor, y: Tensor | None, names: np.ndarray | None = None) -> "Ragged":
+        """Take clients of equal length without copying.  x [M, N, ...], y [M, N, ...]"""
+        if names is None:
+            width = len(str(max(len(x) - 1, 0)))
+            names = np.char.zfill(np.arange(len(x)).astype(str), width)
+        if np.any(np.asarray(names)[1:] <= np.asarray(names)[:-1]):
+            raise DataError("client names must be distinct and ascending", "sort the clients by name")
+        layout = Layout.plan(names, np.full(len(x), x.shape[1]))
+        return cls(layout, x.reshape(-1, *x.shape[2:]), None if y is None else y.reshape(-1, *y.shape[2:]))
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+    @property
+    def n_clients(self) -> int:
+        """How many clients there are."""
+        return len(self.layout.names)
+
+    @property
+    def names(self) -> np.ndarray:
+        """[M] client names, ascending."""
+        return self.layout.names
+
+    @property
+    def counts(self) -> Tensor:
+        """[M] rows of each client."""
+        return torch.from_numpy(self.layout.counts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row's features."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def keys(self) -> Tensor:
+        """[M] identity of each client for randomness."""
+        if "_key_cache" not in self.__dict__:
+            object.__setattr__(self, "_key_cache", _keys.name_keys(self.names))
+        return self.__dict__["_key_cache"]  # type: ignore[no-any-return]
+
+    def client(self, number: int) -> Block:
+        """One client's rows."""
+        return next(self.blocks(torch.tensor([number])))
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+    def blocks(
+        self, ids: Tensor | None = None, *, budget: int = BLOCK_BYTES, room: int = 0, row_room: int = 0
+    ) -> Iterator[Block]:
+        """Cut the clients (or those in `ids`) into blocks.
+
+        Parameters
+        ----------
+        ids : Tensor, optional
+            Client numbers; all by default.
+        budget : int
+            Bytes that a block may take. A client larger than that is a block of its own.
+        room : int
+            Bytes that a client needs besides its rows (what it is sent and answers).
+        row_room : int
+            Bytes that each of its rows needs besides the row itself.
+        """
+        order = self.layout.order
+        if ids is not None:
+            chosen = np.zeros(self.n_clients, dtype=bool)
+            chosen[ids.numpy()] = True
+            order = order[chosen[order]]
+        counts = self.layout.counts[order]
+        row_bytes = row_room + _row_bytes(self.x) + (0 if self.y is None else _row_bytes(self.y))
+        for i, j in _cuts(counts, row_bytes, room, budget):
+            yield self._block(order[i:j])
+
+    def _block(self, ids: np.ndarray) -> Block:
+        counts, starts = self.layout.counts[ids], self.layout.starts[ids]
+        longest = int(counts.max())
+        equal = bool((counts == longest).all())
+        together = equal and bool((np.diff(starts) == longest).all())
+        x = self._take(self.x, counts, starts, longest, together)
+        x = x if self.change is None else self.change(x)
+        y = None if self.y is None else self._take(self.y, counts, starts, longest, together)
+        n = torch.from_numpy(counts)
+        mask = None
+        if not equal:
+            mask = torch.arange(longest) < n[:, None]
+            x = _zero_padding(x, mask)
+            y = None if y is None else _zero_padding(y, mask)
+        numbers = torch.from_numpy(ids)
+        return Block(numbers, self.keys[numbers], x, y, n, mask)
+
+    def _take(
+        self, source: "Tensor | DiskRows", counts: np.ndarray, starts: np.ndarray, longest: int, together: bool
+    ) -> Tensor:
+        """[C, longest, ...]: a view where it can be, else a gather whose padding holds other rows."""
+        shape = (len(counts), longest, *source.shape[1:])
+        if longest == 0:
+            return torch.zeros(shape, dtype=_dtype(source))
+        if isinstance(source, DiskRows):
+            source = self._read(source, counts, starts)
+            starts = np.cumsum(counts) - counts
+            together = bool((counts == longest).all())
+        if together:
+            return source[starts[0] : starts[0] + len(counts) * longest].view(shape)
+        index = torch.from_numpy(starts)[:, None] + torch.arange(longest)
+        return source[index.clamp_(max=len(source) - 1)]
+
+    def _read(self, source: DiskRows, counts: np.ndarray, starts: np.ndarray) -> Tensor:
+        """Read these clients' rows from disk, one after the other: one read for clients that lie side by side."""
+        breaks = np.flatnonzero(starts[1:] != starts[:-1] + counts[:-1]) + 1
+        parts = []
+        for i, j in zip([0, *breaks], [*breaks, len(counts)], strict=True):
+            first, last = int(starts[i]), int(starts[j - 1] + counts[j - 1])
+            if self.rows is None:
+                parts.append(source.read(first, last))
+            elif _dense(self.rows[first:last]):
+                parts.append(_span(source, self.rows[first:last]))
+            else:
+                ends = np.cumsum(counts[i:j]) + first
+                parts += [_span(source, self.rows[e - n : e]) for e, n in zip(ends, counts[i:j], strict=True)]
+        return torch.cat(parts)
+
+    # -- deriving -----------------------------------------------------------------------------------------------------
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Ragged":
+        """Apply a function to the features: at once in memory, block by block from disk."""
+        if isinstance(self.x, Tensor):
+            return replace(self, x=change(self.x))
+        before = self.change
+        return replace(self, change=change if before is None else lambda x: change(before(x)))
+
+    def to(self, dtype: torch.dtype) -> "Ragged":
+        """Turn features and real-valued targets into another precision."""
+        made = self if _dtype(self.x) == dtype and self.change is None else self.changed(lambda x: x.to(dtype))
+        if isinstance(made.y, Tensor) and made.y.is_floating_point():
+            made = replace(made, y=made.y.to(dtype))
+        return made
+
+    def only(self, ids: np.ndarray) -> "Ragged":
+        """Keep some clients (numbers); they are numbered anew."""
+        return self._select(np.isin(self._owner(), ids), np.sort(ids))
+
+    def split(self, fraction: float, *, seed: int, purpose: str = "test") -> "tuple[Ragged, Ragged]":
+        """Hold out a share of every client's rows: (rest, held out).
+
+        Which rows depends on the seed, the purpose and the client's name only. A client keeps at least one row in the rest.
+        """
+        counts, owner = self.layout.counts, self._owner()
+        held = np.minimum(np.round(counts * fraction).astype(np.int64), np.maximum(counts - 1, 0))
+        row = np.arange(len(owner)) - self.layout.starts[owner]
+        u = _keys.uniform_at(_keys.key(seed, purpose, self.keys)[owner], torch.from_numpy(row)).numpy()
+        rank = np.empty(len(owner), dtype=np.int64)
+        rank[np.lexsort((u, self._place()[owner]))] = row
+        keep = rank >= held[owner]
+        everyone = np.arange(self.n_clients)
+        return self._select(keep, everyone), self._select(~keep, everyone)
+
+    def split_clients(self, fraction: float, *, seed: int) -> "tuple[Ragged, Ragged]":
+        """Hold out a share of the clients: (rest, held out). Who depends on the seed and the client's name only."""
+        u = _keys.uniform(_keys.key(seed, "new clients", self.keys), 1)[:, 0]
+        held = u.argsort()[: round(fraction * self.n_clients)].numpy()
+        return self.only(np.setdiff1d(np.arange(self.n_clients), held)), self.only(held)
+
+    def _place(self) -> np.ndarray:
+        """[M] where each client stands in the order of storage."""
+        place = np.empty(self.n_clients, dtype=np.int64)
+        place[self.layout.order] = np.arange(self.n_clients)
+        return place
+
+    def _owner(self) -> np.ndarray:
+        """[N] the client of every row, in the order of storage."""
+        return np.repeat(self.layout.order, self.layout.counts[self.layout.order])
+
+    def _select(self, keep: np.ndarray, ids: np.ndarray) -> "Ragged":
+        """Keep some rows (a mask, in the order of storage) of some clients (ascending)."""
+        owner = self._owner()[keep]
+        counts = np.bincount(owner, minlength=self.n_clients)[ids]
+        layout = Layout.plan(self.layout.names[ids], counts, self._place()[ids])
+        place = np.empty(self.n_clients, dtype=np.int64)
+        place[ids[layout.order]] = np.arange(len(ids))
+        index = torch.from_numpy(np.flatnonzero(keep)[np.argsort(place[owner], kind="stable")])
+        if isinstance(self.x, DiskRows):
+            return replace(self, layout=layout, rows=index if self.rows is None else self.rows[index])
+        assert not isinstance(self.y, DiskRows)
+        return Ragged(layout, self.x[index], None if self.y is None else self.y[index])
+
+
+def _cuts(counts: np.ndarray, row_bytes: int, room: int, budget: int) -> Iterator[tuple[int, int]]:
+    """Cut ascending counts greedily into ranges within the budget and without much padding."""
+    before = np.concatenate([[0], np.cumsum(counts)])
+    i, m = 0, len(counts)
+
+    def fits(j: int) -> bool:
+        padded = (j - i) * int(counts[j - 1])
+        wasteful = padded > _WASTE_ROWS and padded > _WASTE * (before[j] - before[i])
+        return not wasteful and padded * row_bytes + (j - i) * room <= budget
+
+    while i < m:
+        low, high = i + 1, m  # bisect: `low` always fits
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        yield i, low
+        i = low
+
+
+def _row_bytes(source: "Tensor | DiskRows") -> int:
+    return int(np.prod(source.shape[1:], dtype=np.int64)) * source.dtype.itemsize
+
+
+def _dtype(source: "Tensor | DiskRows") -> torch.dtype:
+    return source.dtype if isinstance(source, Tensor) else torch.from_numpy(np.empty(0, source.dtype)).dtype
+
+
+def _zero_padding(value: Tensor, mask: Tensor) -> Tensor:
+    value[~mask] = 0
+    return value
+
+
+def _dense(rows: Tensor) -> bool:
+    """Tell whether reading the span that holds these rows reads little else."""
+    return len(rows) == 0 or int(rows.max() - rows.min()) < 4 * len(rows)
+
+
+def _span(source: DiskRows, rows: Tensor) -> Tensor:
+    """Read the span that holds these rows, and pick them."""
+    if not len(rows):
+        return source.read(0, 0)
+    low, high = int(rows.min()), int(rows.max()) + 1
+    return source.read(low, high)[rows - low]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read clients' rows from Parquet, CSV or arrays.
+
+A file is read twice, a batch at a time: once to count rows, levels and classes, once to encode every row and write it
+to its place. So a file may be larger than memory: its rows then go to a temporary file.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from coterie.data.arrays import from_arrays
+from coterie.data.clients import Clients, check_options, held_out
+from coterie.data.faults import faults
+from coterie.data.gather import gather, laid_out, scanned
+from coterie.data.roles import assign_roles, roles_of
+from coterie.data.scan import described
+from coterie.data.schema import Missing, Schema, Task
+from coterie.data.sources import Source, open_source
+from coterie.errors import ConfigError, DataError
+
+__all__ = ["Clients", "from_arrays", "read", "read_with"]
+
+_PRECISIONS = (torch.float16, torch.float32, torch.float64)
+
+
+def read(
+    path: str | Path,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    features: Sequence[str] | None = None,
+    exclude: Collection[str] = (),
+    categorical: Collection[str] = (),
+    missing: Missing = "error",
+    task: Task | Literal["auto"] = "auto",
+    min_rows: int = 1,
+    test_size: float = 0.2,
+    new_clients: float = 0.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    memory: int = 1 << 30,
+    spill: str | Path | None = None,
+) -> Clients:
+    """Read a table with one row per sample and a column that names the client.
+
+    Parameters
+    ----------
+    path : str or Path
+        A Parquet or CSV file (``.parquet``, ``.csv``, ``.csv.gz``, ``.tsv``), or a folder with one such file a client.
+    client : str, optional
+        The column that names the client. In a folder whose files do not have it, the file names stand for it.
+    target : str, optional
+        The column to predict.
+    features, exclude : collections of str, optional
+        The columns to use (all by default), and columns not to use.
+    categorical : collection of str, optional
+        Numeric columns to be taken as categories. Text always is; truth values count as 0 and 1.
+    missing : {"error", "mean", "drop"}
+        What to do about missing values: stop; keep them as NaN (zeros for a category) to be filled with the federated
+        mean; or leave out rows that have any. Rows without a client or a target are left out by the latter two.
+    task : {"auto", "regression", "classification", "none"}
+        What the target is. By default text, truth values and whole numbers with at most 10 different values are
+        classes.
+    min_rows : int
+        Leave out clients with fewer rows.
+    test_size, new_clients : float
+        Share of each client's rows, and share of the clients, to hold out.
+    seed : int
+        For what is held out.
+    dtype : torch.dtype
+        Precision of features and real-valued targets.
+    memory : int
+        Bytes that the rows may take in memory; beyond, they are kept on disk.
+    spill : str or Path, optional
+        The folder to keep them in; a temporary one by default. What is put there goes away with the result.
+
+    Raises
+    ------
+    DataError
+        If the table cannot be used as asked.
+
+    Examples
+    --------
+    >>> clients = read("patients.parquet", client="hospital", target="outcome")  # doctest: +SKIP
+    """
+    check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
+    _check_rows(min_rows, dtype)
+    source = open_source(path, client)
+    roles = assign_roles(
+        source,
+        target=target,
+        features=features,
+        exclude=exclude,
+        categorical=categorical,
+        missing=missing,
+        task=task,
+    )
+    scan = scanned(source, roles)
+    if fault := next(faults(scan, largest=torch.finfo(dtype).max), None):
+        raise _located(fault, source)
+    schema = described(scan)
+    layout, too_small = laid_out(scan, min_rows)
+    rows, _ = gather(source, roles, schema, layout, dtype=dtype, memory=memory, spill=spill)
+    return held_out(
+        rows,
+        schema,
+        test_size=test_size,
+        new_clients=new_clients,
+        seed=seed,
+        dropped_rows=scan.dropped_rows,
+        dropped_clients=too_small,
+    )
+
+
+def read_with(
+    schema: Schema,
+    path: str | Path,
+    *,
+    min_rows: int = 1,
+    dtype: torch.dtype = torch.float64,
+    memory: int = 1 << 30,
+    spill: str | Path | None = None,
+) -> Clients:
+    """Read a table in the way another one was read: same columns, same levels, same classes; nothing is held out.
+
+    Parameters
+    ----------
+    schema : Schema
+        Of the other table. Its target may be absent or empty here; then there are no targets.
+    path, min_rows, dtype, memory, spill
+        As for `read`.
+
+    Raises
+    ------
+    DataError
+        If the table does not fit the schema.
+    """
+    _check_rows(min_rows, dtype)
+    source = open_source(path, schema.client)
+    roles = roles_of(schema, source)
+    scan = scanned(source, roles)
+    if scan.target is not None and scan.target.kind is None:  # nobody has a target yet
+        roles = replace(roles, target=None)
+        scan = scanned(source, roles)
+    if fault := next(faults(scan, largest=torch.finfo(dtype).max, known=schema), None):
+        raise _located(fault, source)
+    layout, too_small = laid_out(scan, min_rows)
+    rows, unknown = gather(source, roles, schema, layout, dtype=dtype, memory=memory, spill=spill)
+    return Clients(schema, rows, dropped_rows=scan.dropped_rows, dropped_clients=too_small, unknown_levels=unknown)
+
+
+def _check_rows(min_rows: int, dtype: torch.dtype) -> None:
+    if min_rows < 1:
+        raise ConfigError(f"min_rows is {min_rows}, and a client needs at least 1 row", "--min-rows 1")
+    if dtype not in _PRECISIONS:
+        raise DataError(f"rows cannot be kept as {dtype}", "choose torch.float32 or torch.float64")
+
+
+def _located(fault: DataError, source: Source) -> DataError:
+    return DataError(f"{source.path.name}: {fault.message}", fault.hint)

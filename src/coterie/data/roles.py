@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each column of a table is used for."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from coterie.data.schema import Missing, Schema, Task
+from coterie.data.sources import Source, listed, similar
+from coterie.data.values import is_missing
+from coterie.errors import DataError
+
+__all__ = ["Roles", "assign_roles", "roles_of"]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each column is used for, as the user asked."""
+
+    client: str
+    target: str | None
+    features: tuple[str, ...]
+    categorical: frozenset[str] = frozenset()
+    missing: Missing = "error"
+    task: Task | Literal["auto"] = "auto"
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns that need to be read."""
+        return (*self.features, *([] if self.target is None else [self.target]), self.client)
+
+    def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Leave out the rows that the choice about missing values leaves out."""
+        if self.missing == "error":
+            return batch
+        must = self.used if self.missing == "drop" else self.used[len(self.features) :]
+        gaps = np.logical_or.reduce([is_missing(batch.column(name)) for name in must])
+        return batch.filter(pa.array(~gaps)) if gaps.any() else batch
+
+
+def assign_roles(
+    source: Source,
+    *,
+    target: str | None,
+    features: Sequence[str] | None = None,
+    exclude: Collection[str] = (),
+    categorical: Collection[str] = (),
+    missing: Missing = "error",
+    task: Task | Literal["auto"] = "auto",
+) -> Roles:
+    """Give every column its role, or say why that cannot be."""
+    client, columns = source.client, source.columns
+    features = None if features is None else _names(features)
+    exclude, categorical = _names(exclude), _names(categorical)
+    _check_known(source, "client column", [client])
+    _check_known(source, "target column", [] if target is None else [target])
+    _check_known(source, "column", [*(features or ()), *exclude, *categorical])
+    _check_apart(client, target, features or (), task)
+    taken = {client, target, *exclude}
+    chosen = tuple(name for name in columns if name not in taken and (features is None or name in features))
+    if not chosen:
+        raise DataError(f"'{source.path}' has no feature columns left", f"columns are: {listed(columns)}")
+    if "" in chosen:
+        raise DataError(
+            f"column {columns.index('') + 1} of '{source.path}' has no name",
+            "it may be a row number: leave it out with --exclude '', or name it",
+        )
+    return Roles(client, None if task == "none" else target, chosen, frozenset(categorical), missing, task)
+
+
+def roles_of(schema: Schema, source: Source) -> Roles:
+    """Give the columns of another table the roles that they have in a schema."""
+    for name in (schema.client, *(column.name for column in schema.columns)):
+        if name not in source.columns:
+            raise DataError(
+                f"'{source.path}' has no column '{name}', which the model needs", similar(name, source.columns)
+            )
+    there = schema.task != "none" and schema.target in source.columns
+    return Roles(
+        client=schema.client,
+        target=schema.target if there else None,
+        features=tuple(column.name for column in schema.columns),
+        categorical=frozenset(column.name for column in schema.columns if column.kind == "categorical"),
+        missing=schema.missing,
+        task=schema.task,
+    )
+
+
+def _names(given: Collection[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _check_known(source: Source, what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in source.columns:
+            raise DataError(f"'{source.path}' has no {what} '{name}'", similar(name, source.columns))
+
+
+def _check_apart(client: str, target: str | None, features: Sequence[str], task: str) -> None:
+    if client == target:
+        raise DataError(f"column '{client}' cannot be both client and target", "choose another --target")
+    for name in features:
+        if name in (client, target):
+            raise DataError(f"column '{name}' is the client or the target and cannot be a feature too", "leave it out")
+    if target is None and task in ("regression", "classification"):
+        raise DataError(f"{task} needs a target column", "name it with --target COLUMN")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which columns a table has, and how its rows become numbers: all that a later file needs to be read the same way."""
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from coterie.data.values import MISSING, UNKNOWN, coded, name_of, numbers, plain
+from coterie.errors import DataError
+
+__all__ = ["Column", "Missing", "Schema", "Task"]
+
+Task = Literal["regression", "classification", "none"]
+Missing = Literal["error", "mean", "drop"]
+
+
+class Column(BaseModel):
+    """A feature column.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the file.
+    kind : {"numeric", "categorical"}
+        One number, or one indicator for each level.
+    levels : tuple of str
+        The levels of a categorical column, sorted; none for a numeric one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: Literal["numeric", "categorical"] = "numeric"
+    levels: tuple[str, ...] = ()
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """What the column is called once it is numbers."""
+        return (self.name,) if self.kind == "numeric" else tuple(f"{self.name}={level}" for level in self.levels)
+
+
+class Schema(BaseModel):
+    """The columns of a data set and what they are used for.
+
+    Attributes
+    ----------
+    client : str
+        The column that names the client of a row.
+    target : str or None
+        The column to predict.
+    columns : tuple of Column
+        The feature columns, in the order of the file.
+    task : {"regression", "classification", "none"}
+        What the target is.
+    classes : tuple of str
+        Class names, sorted: by value when they all are numbers.
+    missing : {"error", "mean", "drop"}
+        What is done about missing values.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    client: str
+    target: str | None = None
+    columns: tuple[Column, ...]
+    task: Task = "none"
+    classes: tuple[str, ...] = ()
+    missing: Missing = "error"
+
+    @property
+    def n_features(self) -> int:
+        """How many numbers a row becomes."""
+        return sum(1 if column.kind == "numeric" else len(column.levels) for column in self.columns)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """[D] the name of each number, such as ``age`` or ``ward=icu``."""
+        return tuple(name for column in self.columns for name in column.feature_names)
+
+    def encode(self, table: pa.Table | pa.RecordBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """Turn rows into numbers.
+
+        A missing number is NaN; a missing or unknown level is a zero in every indicator.
+
+        Parameters
+        ----------
+        table : pyarrow Table or RecordBatch
+            Must have the feature columns; text is parsed where numbers are expected.
+
+        Returns
+        -------
+        x : ndarray
+            [n, D] float64.
+        y : ndarray or None
+            [n] class numbers (int64) or values (float64); None when the table has no target column.
+        """
+        x, y, _ = self.encode_counting(table)
+        return x, y
+
+    def encode_counting(self, table: pa.Table | pa.RecordBatch) -> tuple[np.ndarray, np.ndarray | None, int]:
+        """Turn rows into numbers as `encode` does, and count the cells whose level is unknown."""
+        x = np.zeros((table.num_rows, self.n_features))
+        at = unknown = 0
+        for column in self.columns:
+            values = _column(table, column.name)
+            if column.kind == "numeric":
+                x[:, at] = _as_numbers(values, column.name)
+                at += 1
+            else:
+                level = coded(values, _places(column.levels))
+                known = np.flatnonzero(level >= 0)
+                x[known, at + level[known]] = 1.0
+                at += len(column.levels)
+                unknown += int((level == UNKNOWN).sum())
+        return x, self._target(table), unknown
+
+    def _target(self, table: pa.Table | pa.RecordBatch) -> np.ndarray | None:
+        if self.target is None or self.task == "none" or self.target not in table.schema.names:
+            return None
+        values = _column(table, self.target)
+        if self.task == "regression":
+            return _as_numbers(values, self.target)
+        label = coded(values, _places(self.classes))
+        if (label == MISSING).any():
+            raise DataError(f"target '{self.target}' has missing values", "leave those rows out with --missing drop")
+        if (label == UNKNOWN).any():
+            stranger = name_of(values[int((label == UNKNOWN).argmax())].as_py())
+            known = ", ".join(self.classes[:10])
+            raise DataError(f"target '{self.target}' has a class '{stranger}' that is not known", f"known are: {known}")
+        return label
+
+
+def _column(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
+    if name not in table.schema.names:
+        raise DataError(f"there is no column '{name}'", f"columns are: {', '.join(table.schema.names[:20])}")
+    return plain(table.column(name))
+
+
+def _as_numbers(values: pa.Array, name: str) -> np.ndarray:
+    found = numbers(values)
+    if found is None:
+        text = next((str(v) for v in values if numbers(pa.array([v.as_py()], values.type)) is None), str(values.type))
+        raise DataError(
+            f"column '{name}' holds '{text}' where a number is expected", "correct the cell, or leave it empty"
+        )
+    return found
+
+
+def _places(names: tuple[str, ...]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(names)}

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of rows, streamed: Parquet, CSV (also compressed), or a folder with one file per client.
+
+CSV cells come as text. What they mean is decided when the whole file has been seen, never from its first lines.
+"""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from coterie.errors import DataError
+
+__all__ = ["Source", "listed", "open_source", "similar"]
+
+_PARQUET = (".parquet", ".pq")
+_DELIMITERS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
+_KNOWN = (*_PARQUET, *_DELIMITERS)
+_BLOCK = 4 << 20  # bytes of CSV in a batch; a single line may not be longer
+_RAGGED = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows in one file or in several with the same columns.
+
+    Attributes
+    ----------
+    path : Path
+        What was opened.
+    files : tuple of Path
+        The files in it, sorted by name.
+    columns : tuple of str
+        Column names in the order of the (first) file, followed by the client column when the file names stand for it.
+    client : str
+        The column that names the client of a row.
+    by_file : bool
+        Whether a client's name is the name of its file.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    columns: tuple[str, ...]
+    client: str
+    by_file: bool
+
+    def batches(self, columns: Sequence[str], *, rows: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
+        """Stream some columns, at most `rows` rows at a time, and tell whether text may stand for numbers."""
+        stored = [name for name in columns if not (self.by_file and name == self.client)]
+        for file in self.files:
+            for batch in _stream(file, stored, rows):
+                for start in range(0, batch.num_rows, rows):
+                    part = batch.slice(start, rows)
+                    if self.by_file and self.client in columns:
+                        owner = pa.repeat(_stem(file), part.num_rows)
+                        names = [*part.schema.names, self.client]
+                        part = pa.RecordBatch.from_arrays([*part.columns, owner], names=names)
+                    yield part, _suffix(file) in _DELIMITERS
+
+
+def open_source(path: str | Path, client: str | None) -> Source:
+    """Find the files and their columns.
+
+    In a folder every file is a client, unless the files have a column with the name `client`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"there is no file '{path}'", _near(path))
+    if not path.is_dir():
+        if client is None:
+            raise DataError(f"it is not said which column of '{path}' names the client", "name it with --client COLUMN")
+        return Source(path, (path,), _columns(path), client, by_file=False)
+    files = _files(path)
+    columns = _columns(files[0])
+    for file in files[1:]:
+        _same_columns(files[0], columns, file, _columns(file))
+    client = "client" if client is None else client
+    if client in columns:
+        return Source(path, files, columns, client, by_file=False)
+    _one_file_each(path, files)
+    return Source(path, files, (*columns, client), client, by_file=True)
+
+
+def similar(name: str, columns: Sequence[str]) -> str:
+    """Hint at the column that was perhaps meant."""
+    close = difflib.get_close_matches(name, columns, n=1)
+    meant = f"did you mean '{close[0]}'? " if close else ""
+    if len(columns) == 1 and re.search(r"[;\t|]", columns[0]):
+        meant = "separate the cells by commas; "
+    return f"{meant}columns are: {listed(columns)}"
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Write some names in a row."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _suffix(path: Path) -> str | None:
+    return next((known for known in _KNOWN if path.name.lower().endswith(known)), None)
+
+
+def _stem(path: Path) -> str:
+    return path.name[: -len(_suffix(path) or "") or None]
+
+
+def _near(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"there is no folder '{path.parent}' either"
+    close = difflib.get_close_matches(path.name, [file.name for file in path.parent.iterdir()], n=1)
+    return f"did you mean '{path.parent / close[0]}'?" if close else "check the path"
+
+
+def _files(folder: Path) -> tuple[Path, ...]:
+    files = sorted(f for f in folder.iterdir() if f.is_file() and _suffix(f) and not f.name.startswith("."))
+    if not files:
+        raise DataError(f"folder '{folder}' has no file that can be read", f"known endings are {', '.join(_KNOWN)}")
+    return tuple(files)
+
+
+def _one_file_each(folder: Path, files: Sequence[Path]) -> None:
+    name, times = Counter(_stem(file) for file in files).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"folder '{folder}' has {times} files for client '{name}'", "keep one file for each client")
+
+
+def _same_columns(first: Path, columns: Sequence[str], other: Path, others: Sequence[str]) -> None:
+    odd = set(columns) ^ set(others)
+    if odd:
+        name = min(odd)
+        has, lacks = (first, other) if name in columns else (other, first)
+        raise DataError(
+            f"files in '{first.parent}' have different columns: '{name}' is in '{has.name}' and not in '{lacks.name}'",
+            "give every file the same columns",
+        )
+
+
+def _columns(file: Path) -> tuple[str, ...]:
+    suffix = _suffix(file)
+    if suffix is None:
+        raise DataError(f"'{file}' has no known ending", f"known are {', '.join(_KNOWN)}, or a folder of such files")
+    with _readable(file):
+        if file.stat().st_size == 0:
+            raise DataError(f"file '{file}' is empty", "it needs a line of column names and at least one row")
+        if suffix in _PARQUET:
+            names = pa.parquet.read_schema(file).names
+        else:
+            with _open_csv(file, None) as reader:
+                names = reader.schema.names
+    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
+    if times > 1:
+        raise DataError(f"file '{file}' has {times} columns with the name '{name}'", "give every column its own name")
+    return tuple(names)
+
+
+def _stream(file: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    with _readable(file):
+        if _suffix(file) in _PARQUET:
+            # Without a buffer size a whole row group is read at once, and a file may be a single row group.
+            with pa.parquet.ParquetFile(file, buffer_size=1 << 18, pre_buffer=False) as reader:
+                yield from reader.iter_batches(batch_size=rows, columns=columns)
+        else:
+            with _open_csv(file, columns) as reader:
+                yield from reader
+
+
+def _open_csv(file: Path, columns: list[str] | None) -> pa.csv.CSVStreamingReader:
+    return pa.csv.open_csv(
+        file,
+        read_options=pa.csv.ReadOptions(block_size=_BLOCK),
+        parse_options=pa.csv.ParseOptions(delimiter=_DELIMITERS[_suffix(file) or ".csv"], newlines_in_values=True),
+        convert_options=pa.csv.ConvertOptions(
+            include_columns=columns,
+            column_types=dict.fromkeys(columns or (), pa.string()),
+            strings_can_be_null=True,
+        ),
+    )
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Say in one sentence what is wrong with a file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise _complaint(file, error) from error
+
+
+def _complaint(file: Path, error: Exception) -> DataError:
+    text = str(error)
+    if isinstance(error, PermissionError):
+        return DataError(f"file '{file}' may not be read", "check its permissions")
+    if "mpty CSV" in text:
+        return DataError(f"file '{file}' is empty", "it needs a line of column names and at least one row")
+    if found := _RAGGED.search(text):
+        expected, got, line = found.groups()
+        where = line.strip().split("\n")[0][:60]
+        return DataError(
+            f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
+            "give every line as many cells as the header, and quote cells that contain the separator",
+        )
+    if "UTF8" in text:
+        return DataError(f"file '{file}' has text that is not UTF-8", "save it as UTF-8")
+    if "straddl" in text:
+        return DataError(f"file '{file}' has a line longer than {_BLOCK >> 20} MB", "look for a missing closing quote")
+    what = "Parquet" if _suffix(file) in _PARQUET else "CSV"
+    return DataError(f"file '{file}' cannot be read as {what}", "it may be cut short or damaged; write it again")

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: tensors and a JSON document in one safetensors file, replaced atomically, never pickled."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from coterie.errors import RunError
+
+__all__ = ["from_record", "load_tensors", "replace_file", "save_tensors", "to_record"]
+
+T = TypeVar("T")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+    """Write named tensors and a JSON document to one file."""
+    own = {name: value.detach().clone().contiguous() for name, value in tensors.items()}  # no two share memory
+    replace_file(path, save(own, metadata={"coterie": json.dumps(document)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads((file.metadata() or {})["coterie"])
+    except FileNotFoundError:
+        raise RunError(f"there is no checkpoint at {path}", "start the run again with `coterie fit`") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise RunError(
+            f"the checkpoint {path} cannot be read: {error}", "start the run again with `coterie fit`"
+        ) from None
+
+
+def to_record(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Take a state (a dataclass of tensors and numbers) apart: its tensors, and the rest for JSON."""
+    values = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in values.items() if name not in tensors}
+
+
+def from_record(kind: type[T], tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> T:
+    """Put a state together again."""
+    return kind(**tensors, **rest)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client work that several algorithms share, batched over runs and clients."""
+
+from coterie.local.assess import chosen, client_losses, outputs, own_outputs
+from coterie.local.sgd import Training, train
+
+__all__ = ["Training", "chosen", "client_losses", "outputs", "own_outputs", "train"]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local training: gradient descent of many clients at once, full batch or minibatch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie import keys
+from coterie.models import Model, Network
+from coterie.protocol import Block
+
+__all__ = ["Training", "train"]
+
+CHUNK_BYTES = 8 << 20  # parameters that are trained together: they stay in the cache from step to step
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a client does with a model that it is given.
+
+    Parameters
+    ----------
+    steps : int
+        Gradient steps, when `epochs` is None.
+    epochs : int, optional
+        Passes over the client's rows, in its place; needs `batch_size`.
+    batch_size : int, optional
+        Rows per step, drawn without replacement; None means all rows.
+    momentum : float
+        Heavy-ball momentum, from zero at the start of each round.
+    proximal : float
+        mu of FedProx: mu/2 |theta - theta received|^2 is added to the loss.
+    """
+
+    steps: int = 10
+    epochs: int | None = None
+    batch_size: int | None = None
+    momentum: float = 0.0
+    proximal: float = 0.0
+
+    def work(self) -> float:
+        """Gradient steps, or passes when they are counted so."""
+        return float(self.steps if self.epochs is None else self.epochs)
+
+
+def train(model: Model, theta: Tensor, data: Block, step_size: Tensor, how: Training, key: Tensor) -> Tensor:
+    """Train every client's model on its own rows.
+
+    Parameters
+    ----------
+    theta : Tensor
+        [S, C, P] where each run's clients start.
+    data : Block
+        Rows of the C clients.
+    step_size : Tensor
+        [S]
+    how : Training
+        Steps, batches, momentum, proximal term.
+    key : Tensor
+        [S] what minibatches are drawn from, together with the clients' own keys.
+
+    Returns
+    -------
+    Tensor
+        [S, C, P]
+    """
+    out = torch.empty_like(theta)
+    size = max(1, CHUNK_BYTES // (model.n_parameters * theta.element_size()))
+    for s in range(len(theta)):
+        for first in range(0, theta.shape[1], size):
+            part = slice(first, first + size)
+            out[s, part] = _train_chunk(model, theta[s, part], data.clients(part), float(step_size[s]), how, key[s])
+    return out
+
+
+def _train_chunk(model: Model, theta: Tensor, data: Block, step_size: float, how: Training, key: Tensor) -> Tensor:
+    """One run, a cache-sized number of clients.  theta [C, P]"""
+    descent = model.descent(theta, momentum=how.momentum, proximal=how.proximal)
+    augment = model.augment if isinstance(model, Network) else None
+    for t, (x, y, weights, active) in enumerate(_batches(data, how, key)):
+        if augment is not None:
+            pictures = keys.key(key, t, "augment", data.keys[:, None], torch.arange(x.shape[1]))  # [C, B]
+            descent.step(augment(x, pictures), y, weights, step_size, active)
+        else:
+            descent.step(x, y, weights, step_size, active)
+    return descent.result()
+
+
+def _batches(data: Block, how: Training, key: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """Rows, targets and weights of every step, and which clients take it (None: all)."""
+    if how.batch_size is None:
+        active = None if bool((data.n > 0).all()) else (data.n > 0).to(data.x.dtype)
+        for _ in range(how.steps if how.epochs is None else how.epochs):
+            yield data.x, data.target, data.weights, active
+        return
+    per_epoch = -(-data.n // how.batch_size)  # [C] a client's steps in one pass, the last one on what is left
+    longest = int(per_epoch.max())
+    taken = torch.zeros_like(data.n)
+    limit = torch.full_like(data.n, how.steps) if how.epochs is None else per_epoch * how.epochs
+    epoch = 0
+    while bool(((taken < limit) & (data.n > 0)).any()):
+        order = keys.permuted(keys.key(key, epoch, "batch", data.keys), data.real)  # [C, N]
+        for b in range(longest):
+            active = (b < per_epoch) & (taken < limit)
+            yield _batch(data, order[:, b * how.batch_size : (b + 1) * how.batch_size], active)
+            taken += active
+            if how.epochs is None and bool((taken >= limit)[data.n > 0].all()):
+                break
+        epoch += 1
+
+
+def _batch(data: Block, rows: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    c = torch.arange(len(rows))[:, None]
+    real = data.real[c, rows]
+    weights = real / real.sum(1, keepdim=True).clamp(min=1).to(data.x.dtype)
+    everyone = bool(active.all())
+    return data.x[c, rows], data.target[c, rows], weights, None if everyone else active.to(data.x.dtype)

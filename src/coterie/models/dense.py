@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fully connected models: linear and softmax regression (no hidden layer) and the multilayer perceptron.
+
+A model's parameters are one flat vector, layer after layer, weights [O, I] then bias [O]. The gradient is written out, so
+that a step of gradient descent for many clients is nothing but batched products that update the weights in place.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from coterie.models.losses import Loss, loss_gradient
+
+__all__ = ["Dense", "linear_regression", "mlp", "softmax_regression"]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Layers of sizes[0] -> sizes[1] -> ..., ReLU in between.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Number of features, of hidden units by layer, of outputs.
+    loss : {"squared", "cross_entropy"}
+        What is minimised.
+    intercept : bool
+        Whether layers have a bias.
+    l2 : float
+        Ridge penalty l2/2 |weights|^2 in training; biases are not penalised.
+    dtype : torch.dtype
+        Of the parameters.
+    """
+
+    sizes: tuple[int, ...]
+    loss: Loss
+    intercept: bool = True
+    l2: float = 0.0
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def n_outputs(self) -> int:
+        """Outputs per row."""
+        return self.sizes[-1]
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether there is no hidden layer."""
+        return len(self.sizes) == 2
+
+    @cached_property
+    def layers(self) -> dict[str, slice]:
+        """Where each named parameter lies in the flat vector."""
+        out, at = {}, 0
+        for i, (fan_in, fan_out) in enumerate(zip(self.sizes[:-1], self.sizes[1:], strict=True)):
+            for name, size in ((f"{i}.weight", fan_in * fan_out), (f"{i}.bias", fan_out)):
+                if name.endswith("weight") or self.intercept:
+                    out[name] = slice(at, at + size)
+                    at += size
+        return out
+
+    @property
+    def n_parameters(self) -> int:
+        """Length of the flat vector."""
+        return sum(part.stop - part.start for part in self.layers.values())
+
+    def initial(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n start vectors, uniform within 1/sqrt(fan in) as torch.nn.Linear does.  [n, P]"""
+        theta = torch.empty(n, self.n_parameters, dtype=self.dtype)
+        for name, part in self.layers.items():
+            bound = 1 / math.sqrt(self.sizes[int(name.split(".")[0])])
+            theta[:, part] = bound * (
+                2 * torch.rand(n, part.stop - part.start, generator=generator, dtype=self.dtype) - 1
+            )
+        return theta
+
+    def unpack(self, theta: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """View flat vectors [..., P] as weights [..., O, I] and biases [..., O] by layer."""
+        lead, out = theta.shape[:-1], []
+        for i, (fan_in, fan_out) in enumerate(zip(self.sizes[:-1], self.sizes[1:], strict=True)):
+            weight = theta[..., self.layers[f"{i}.weight"]].view(*lead, fan_out, fan_in)
+            out.append((weight, theta[..., self.layers[f"{i}.bias"]] if self.intercept else None))
+        return out
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Every model on every row.  theta [J, P], x [R, D] -> [J, R, O]"""
+        if self.is_linear:  # one product for all models: rows are read once
+            ((weight, bias),) = self.unpack(theta)
+            out = x @ weight.reshape(-1, weight.shape[-1]).T
+            if bias is not None:
+                out += bias.reshape(-1)
+            return out.view(len(x), len(theta), self.n_outputs).transpose(0, 1)
+        return torch.stack([self._forward(vector, x) for vector in theta])
+
+    def _forward(self, theta: Tensor, x: Tensor) -> Tensor:
+        layers = self.unpack(theta)
+        for weight, bias in layers[:-1]:
+            x = torch.nn.functional.linear(x, weight, bias).relu_()
+        return torch.nn.functional.linear(x, *layers[-1])
+
+    def own_outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Every client's own model on its own rows.  theta [C, P], x [C, N, D] -> [C, N, O]"""
+        layers = self.unpack(theta)
+        for weight, bias in layers[:-1]:
+            x = _affine(x, weight, bias).relu_()
+        return _affine(x, *layers[-1])
+
+    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor, outputs: Tensor | None = None) -> Tensor:
+        """Gradient of every client's weighted loss.
+
+        Parameters
+        ----------
+        theta : Tensor
+            [S, C, P] a model for each run and client.
+        x, y, weights : Tensor
+            [C, N, D], [C, N], [C, N].
+        outputs : Tensor, optional
+            [S, C, N, O] of those models on those rows, where the caller has them already.
+
+        Returns
+        -------
+        Tensor
+            [S, C, P]
+        """
+        if self.is_linear and outputs is not None:
+            delta = loss_gradient(self.loss, outputs, y, weights)  # [S, C, N, O]
+            runs, clients, rows, classes = delta.shape
+            stacked = delta.permute(1, 0, 3, 2).reshape(clients, runs * classes, rows)
+            g = torch.bmm(stacked, x).view(clients, runs, classes, -1).transpose(0, 1)  # [S, C, O, D]
+            out = theta.new_empty(theta.shape)
+            ((weight, bias),) = self.unpack(out)
+            weight.copy_(g)
+            if bias is not None:
+                bias.copy_(delta.sum(2))
+        else:
+            out = torch.stack([self.descent(vectors, momentum=0.0).gradient(x, y, weights) for vectors in theta])
+        if self.l2:
+            for (g_weight, _), (weight, _) in zip(self.unpack(out), self.unpack(theta), strict=True):
+                g_weight.add_(weight, alpha=self.l2)
+        return out
+
+    def descent(self, theta: Tensor, *, momentum: float, proximal: float = 0.0) -> "DenseDescent":
+        """Start gradient descent from theta [C, P], one model a client."""
+        return DenseDescent(self, theta, momentum, proximal)
+
+
+class DenseDescent:
+    """Gradient descent of C models at once, each on its own client's rows."""
+
+    def __init__(self, model: Dense, theta: Tensor, momentum: float, proximal: float) -> None:
+        self._model, self._momentum, self._proximal = model, momentum, proximal
+        self._start = theta
+        # Contiguous working copies: products into strided views of the flat vectors are slower than this one copy.
+        self._layers = [(w.contiguous(), None if b is None else b.clone()) for w, b in model.unpack(theta.clone())]
+        self._velocity: list[tuple[Tensor, Tensor | None]] | None = None
+        self._buffers: list[Tensor] = []
+
+    def result(self) -> Tensor:
+        """The models where they are now.  [C, P]"""
+        return self._pack(self._layers)
+
+    def gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Gradient at the current models, without moving.  [C, P]"""
+        into = _zeros_like(self._layers)
+        for (g_w, g_b), (delta, below) in zip(into, self._backward(x, y, weights), strict=True):
+            _accumulate(g_w, g_b, delta, below, 1.0)
+        return self._pack(into)
+
+    def step(self, x: Tensor, y: Tensor, weights: Tensor, step_size: float, active: Tensor | None = None) -> None:
+        """Take one step; clients whose `active` [C] is 0 stay where they are."""
+        deltas = self._backward(x, y, weights if active is None else weights * active[:, None])
+        one: float | Tensor = 1.0 if active is None else active
+        into, alpha = self._layers, -step_size
+        if self._momentum:
+            into, alpha = self._decayed_velocity(one), 1.0
+        if self._model.l2 or self._proximal:
+            self._pull(into, alpha * one)
+        for (w, b), (delta, below) in zip(into, deltas, strict=True):
+            _accumulate(w, b, delta, below, alpha)  # delta is 0 for clients that stay
+        if self._momentum:
+            for (w, b), (v_w, v_b) in zip(self._layers, into, strict=True):
+                w.sub_(_scaled(v_w, step_size * one))
+                if b is not None and v_b is not None:
+                    b.sub_(_scaled(v_b, step_size * one))
+
+    def _decayed_velocity(self, one: "float | Tensor") -> "list[tuple[Tensor, Tensor | None]]":
+        self._velocity = self._velocity or _zeros_like(self._layers)
+        keep = 1.0 - (1.0 - self._momentum) * one  # 1 for clients that stay
+        self._velocity = [(_scaled(w, keep), None if b is None else _scaled(b, keep)) for w, b in self._velocity]
+        return self._velocity
+
+    def _pull(self, into: list[tuple[Tensor, Tensor | None]], factor: "float | Tensor") -> None:
+        """Add the gradient of the ridge and proximal terms, times a factor."""
+        starts = self._model.unpack(self._start)
+        for (i_w, i_b), (w, b), (w0, b0) in zip(into, self._layers, starts, strict=True):
+            i_w.add_(_scaled(self._model.l2 * w + self._proximal * (w - w0), factor))
+            if i_b is not None and b is not None and b0 is not None:
+                i_b.add_(_scaled(self._proximal * (b - b0), factor))
+
+    def _backward(self, x: Tensor, y: Tensor, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Forward and backward pass: by layer, the derivative by its outputs and its inputs.  [C, N, O], [C, N, I]"""
+        inputs = [x, *self._hidden(x)]
+        out = _affine(inputs[-1], *self._layers[-1])
+        delta = loss_gradient(self._model.loss, out, y, weights)
+        deltas = [delta]
+        for i in range(len(self._layers) - 1, 0, -1):
+            delta = torch.bmm(delta, self._layers[i][0])
+            delta.masked_fill_(inputs[i] <= 0, 0)
+            deltas.insert(0, delta)
+        return list(zip(deltas, inputs, strict=True))
+
+    def _hidden(self, x: Tensor) -> list[Tensor]:
+        """Activations of the hidden layers, in buffers that are allocated once."""
+        widths = self._model.sizes[1:-1]
+        if not self._buffers or self._buffers[0].shape[1] != x.shape[1]:
+            self._buffers = [x.new_empty(len(x), x.shape[1], width) for width in widths]
+        for buffer, (weight, bias) in zip(self._buffers, self._layers[:-1], strict=True):
+            x = _affine(x, weight, bias, out=buffer).relu_()
+        return self._buffers
+
+    def _pack(self, layers: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+        return torch.cat([part.flatten(1) for layer in layers for part in layer if part is not None], 1)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2), out=out)
+    return torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2), out=out)
+
+
+def _accumulate(weight: Tensor, bias: Tensor | None, delta: Tensor, below: Tensor, alpha: float) -> None:
+    """Add alpha times the layer's gradient: a product that updates in place, no gradient is ever formed."""
+    weight.baddbmm_(delta.transpose(1, 2), below, alpha=alpha)
+    if bias is not None:
+        bias.add_(delta.sum(1), alpha=alpha)
+
+
+def _zeros_like(layers: list[tuple[Tensor, Tensor | None]]) -> list[tuple[Tensor, Tensor | None]]:
+    return [(torch.zeros_like(w), None if b is None else torch.zeros_like(b)) for w, b in layers]
+
+
+def _scaled(value: Tensor, factor: "float | Tensor") -> Tensor:
+    if isinstance(factor, Tensor):
+        factor = factor.view(-1, *(1,) * (value.dim() - 1))
+    return value * factor
+
+
+def linear_regression(n_features: int, *, intercept: bool = True, l2: float = 0.0) -> Dense:
+    """Linear (with l2: ridge) regression, in float64."""
+    return Dense((n_features, 1), "squared", intercept, l2)
+
+
+def softmax_regression(n_features: int, n_classes: int, *, intercept: bool = True, l2: float = 0.0) -> Dense:
+    """Logistic regression, one output per class, in float64."""
+    return Dense((n_features, n_classes), "cross_entropy", intercept, l2)
+
+
+def mlp(n_features: int, *hidden: int, n_outputs: int, loss: Loss = "cross_entropy") -> Dense:
+    """Multilayer perceptron with ReLU, in float32."""
+    return Dense((n_features, *hidden, n_outputs), loss, dtype=torch.float32)

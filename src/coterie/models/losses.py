@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two losses: squared error for numbers, cross-entropy for classes."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["Loss", "loss_gradient", "row_loss"]
+
+Loss = Literal["squared", "cross_entropy"]
+
+
+def row_loss(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """Loss of every row.  outputs [..., O], y [...] -> [...]"""
+    if loss == "squared":
+        return (outputs.squeeze(-1) - y) ** 2
+    chosen = outputs.gather(-1, y.expand(outputs.shape[:-1])[..., None]).squeeze(-1)
+    return outputs.logsumexp(-1) - chosen
+
+
+def loss_gradient(loss: Loss, outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Derivative of the weighted sum of row losses by the outputs.  [..., O]"""
+    if loss == "squared":
+        return (2 * (outputs.squeeze(-1) - y) * weights)[..., None]
+    p = torch.softmax(outputs, -1)
+    index = y.expand(outputs.shape[:-1])[..., None]
+    p.scatter_add_(-1, index, p.new_full((), -1.0).expand(index.shape))
+    return p.mul_(weights[..., None])

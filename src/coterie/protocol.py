@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between algorithms and engines: read this first.
+
+An algorithm is a generator. It yields an `Ask` (which client function, what is sent, to whom, what may come back) and is sent
+`Replies`; it yields a `Save` once a round. An engine drives the generator and routes each ask to workers, which hold clients'
+rows and private state.
+
+A client function answers for many clients and several runs at once::
+
+    def step(shared, each, private, data):      # tensors in: [S, ...], [S, C, ...], [S, C, ...]
+        return reply, private                   # tensors out: [S, C, ...]
+
+The run axis S comes first (1 for a single run; restarts and step sizes that advance in lockstep make it longer), then the
+client axis C. What is not a tensor in `shared` (the model, a count of steps) is passed as it is. Of the reply only the fields
+named in `Ask.fold` leave the worker, each as a sum over clients or, where the paper needs it, stacked. A field that is the same
+for all runs may have a run axis of one.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Block",
+    "ByCluster",
+    "ClusterSums",
+    "Fold",
+    "Mean",
+    "Replies",
+    "Save",
+    "Stack",
+    "Step",
+    "Sum",
+    "Tensors",
+    "WeightedMean",
+    "one_run_at_a_time",
+]
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of C clients, padded with zeros to the longest.
+
+    Attributes
+    ----------
+    ids : Tensor
+        [C] number of each client in the federation.
+    keys : Tensor
+        [C] identity of each client for randomness: the same name has the same key everywhere.
+    x, y : Tensor
+        [C, N, ...] features, and targets (None when there are none).
+    n : Tensor
+        [C] real rows of each client.
+    mask : Tensor or None
+        [C, N] true where a row is real; None when every row is.
+    """
+
+    ids: Tensor
+    keys: Tensor
+    x: Tensor
+    y: Tensor | None
+    n: Tensor
+    mask: Tensor | None
+
+    @property
+    def target(self) -> Tensor:
+        """The targets, where an algorithm cannot do without."""
+        assert self.y is not None
+        return self.y
+
+    @cached_property
+    def real(self) -> Tensor:
+        """[C, N] the mask, also where every row is real."""
+        return torch.ones(self.x.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """[C, N] 1/n on real rows and 0 on padding, so that a weighted sum over rows is a client's mean."""
+        each = 1.0 / self.n.clamp(min=1).to(self.x.dtype)[:, None]
+        return each.expand(self.x.shape[:2]) if self.mask is None else self.mask * each
+
+    def clients(self, part: slice) -> "Block":
+        """View some of the clients."""
+        mask = None if self.mask is None else self.mask[part]
+        y = None if self.y is None else self.y[part]
+        return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask)
+
+
+class Step(Protocol):
+    """A client function: module-level, importable, batched over runs and clients."""
+
+    __name__: str
+    __module__: str
+
+    def __call__(
+        self, shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
+    ) -> tuple[Tensors, Tensors]: ...
+
+
+class Fold(Protocol):
+    """How one field of the reply leaves a worker."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Further fields of the reply that the fold reads."""
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Reduce a block's replies [S, C, ...] to what travels."""
+
+    def merge(self, a: Tensors, b: Tensors) -> Tensors:
+        """Combine the parts of two blocks or two workers."""
+
+    def finish(self, part: Tensors) -> Any:
+        """Make of one run's merged part (no run axis any more) what the algorithm sees."""
+
+
+class _Additive:
+    """A fold whose parts are sums: it may be streamed, tree-reduced, securely aggregated."""
+
+    def merge(self, a: Tensors, b: Tensors) -> Tensors:
+        return {name: a[name] + b[name] for name in a}
+
+
+@dataclass(frozen=True)
+class Sum(_Additive):
+    """Sum over clients."""
+
+    needs: tuple[str, ...] = ()
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Sum the block."""
+        return {"sum": value.sum(1)}
+
+    def finish(self, part: Tensors) -> Tensor:
+        """Hand over the sum."""
+        return part["sum"]
+
+
+@dataclass(frozen=True)
+class Mean(_Additive):
+    """Plain mean over the clients that answered."""
+
+    needs: tuple[str, ...] = ()
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Sum and count."""
+        return {"sum": value.sum(1), "count": torch.full(value.shape[:1], float(value.shape[1]), dtype=torch.float64)}
+
+    def finish(self, part: Tensors) -> Tensor:
+        """Divide; with nobody, zero."""
+        return part["sum"] / part["count"].clamp(min=1).to(part["sum"].dtype)
+
+
+@dataclass(frozen=True)
+class WeightedMean(_Additive):
+    """Mean over clients, weighted by another field of the reply."""
+
+    by: str
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The weights."""
+        return (self.by,)
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Weighted sum and sum of weights."""
+        w = reply[self.by]  # [S, C]
+        total = torch.einsum("sc,sc...->s...", w.to(value.dtype), value)
+        return {"sum": total, "weight": w.sum(1, dtype=torch.float64)}
+
+    def finish(self, part: Tensors) -> Tensor:
+        """Divide; with no weight at all, zero."""
+        weight = part["weight"]
+        return part["sum"] / torch.where(weight > 0, weight, 1.0).to(part["sum"].dtype)
+
+
+@dataclass(frozen=True)
+class ClusterSums:
+    """What `ByCluster` hands to the algorithm."""
+
+    sum: Tensor  # [K, ...]
+    weight: Tensor  # [K] total share of each cluster
+
+    def mean_or(self, otherwise: Tensor) -> Tensor:
+        """The mean of each cluster; a cluster that nobody chose keeps `otherwise`.  [K, ...]"""
+        shape = (-1,) + (1,) * (self.sum.dim() - 1)
+        weight = self.weight.to(self.sum.dtype).view(shape)
+        return torch.where(weight > 0, self.sum / torch.where(weight > 0, weight, 1.0), otherwise)
+
+
+@dataclass(frozen=True)
+class ByCluster(_Additive):
+    """Sums per cluster, each client counted with its share [S, C, K] (one-hot for hard labels).
+
+    The value is one per client [S, C, ...], or one per client and cluster [S, C, K, ...] with `per_cluster`.
+    """
+
+    share: str
+    per_cluster: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The shares."""
+        return (self.share,)
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Share-weighted sums, and the sums of the shares."""
+        share = reply[self.share]
+        flat = value.reshape(*value.shape[: 2 + self.per_cluster], -1)
+        w = share.to(value.dtype)
+        if self.per_cluster:
+            total = torch.einsum("sck,sckp->skp", w, flat)
+        else:
+            total = w.transpose(1, 2) @ flat  # [S, K, P]: one product, each reply read once
+        shape = (*total.shape[:2], *value.shape[2 + self.per_cluster :])
+        return {"sum": total.reshape(shape), "weight": share.sum(1, dtype=torch.float64)}
+
+    def finish(self, part: Tensors) -> ClusterSums:
+        """Hand over sums and shares."""
+        return ClusterSums(part["sum"], part["weight"])
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Every client's own value, in the order of `Replies.ids`: only where the paper needs individual replies."""
+
+    needs: tuple[str, ...] = ()
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Keep everything."""
+        return {"stack": value}
+
+    def merge(self, a: Tensors, b: Tensors) -> Tensors:
+        """Append.  The client axis is the second."""
+        return {"stack": torch.cat([a["stack"], b["stack"]], 1)}
+
+    def finish(self, part: Tensors) -> Tensor:
+        """Hand over [C, ...]."""
+        return part["stack"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question to clients.
+
+    Attributes
+    ----------
+    step : Step
+        The client function.
+    shared : mapping
+        What every asked client is sent: tensors (a run axis is added by the worker) and plain values.
+    fold : mapping
+        Field of the reply -> how it leaves the worker. Other fields do not leave.
+    each : mapping
+        Tensors with one row for each client in `to`.
+    to : Tensor, optional
+        Client numbers, ascending. None: whoever the participation policy chooses.
+    fresh : mapping
+        Private state of a client that was never asked before.
+    work : float
+        Local work, in gradient steps, for clocks.
+    scratch : int
+        Numbers that the step holds for every row and run besides the row itself, so that workers can size their blocks.
+    """
+
+    step: Step
+    shared: Mapping[str, Any]
+    fold: Mapping[str, Fold]
+    each: Mapping[str, Tensor] = field(default_factory=dict)
+    to: Tensor | None = None
+    fresh: Mapping[str, Tensor] = field(default_factory=dict)
+    work: float = 1.0
+    scratch: int = 1
+
+
+@dataclass(frozen=True)
+class Save:
+    """The state after a round, all that is needed to go on, and what a person would like to see of the round."""
+
+    state: Any
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back: `replies["field"]` is the finished fold.
+
+    Attributes
+    ----------
+    ids : Tensor
+        Clients that answered; the order of stacked fields.
+    missing : Tensor
+        Clients that were asked and were late or failed.
+    """
+
+    values: Mapping[str, Any]
+    ids: Tensor
+    missing: Tensor
+
+    @property
+    def n(self) -> int:
+        """How many clients answered."""
+        return len(self.ids)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+Algorithm = Generator[Ask | Save, Replies | None, Any]
+
+
+def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
+    """Turn a client function without a run axis into one with: for functions whose runs share no arithmetic."""
+
+    def looped(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+        runs = next(len(v) for v in [*shared.values(), *each.values(), *private.values()] if isinstance(v, Tensor))
+        answers = []
+        for s in range(runs):
+            own = {name: v[s] if isinstance(v, Tensor) else v for name, v in shared.items()}
+            answers.append(step(own, {k: v[s] for k, v in each.items()}, {k: v[s] for k, v in private.items()}, data))
+        return tuple({name: torch.stack([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))  # type: ignore[return-value]
+
+    looped.__name__, looped.__module__, looped.__doc__ = step.__name__, step.__module__, step.__doc__
+    looped.__qualname__ = step.__qualname__
+    return looped

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report page: reads a run folder, lays its sections out, and writes one HTML file that works offline."""
+
+import base64
+import hashlib
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from coterie.report import figures, summary, tables
+from coterie.report.frame import style
+from coterie.report.run_folder import Run, read_run
+
+__all__ = ["render", "write_report"]
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run folder, from what the folder holds, and return its path.
+
+    Parameters
+    ----------
+    folder : Path
+        A run folder with `run.json` and, as far as the run has come, `rounds.parquet` and `clients.parquet`.
+
+    Raises
+    ------
+    RunError
+        The folder is not a run folder, or a file in it is broken.
+    """
+    folder = Path(folder)
+    page = render(read_run(folder))
+    path = folder / "report.html"
+    draft = folder / f".report.{os.getpid()}.tmp"
+    try:
+        draft.write_bytes(page.encode("utf-8", "replace"))  # JSON can smuggle half a surrogate pair in
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def render(run: Run) -> str:
+    """Lay a run out as HTML."""
+    environment = Environment(
+        loader=PackageLoader("coterie.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(**_context(run))
+
+
+def _context(run: Run) -> dict[str, Any]:
+    """Everything the template shows; what is None or empty is left out there."""
+    script = _file("report.js")
+    table = summary.comparison(run)
+    traffic, traffic_words = figures.bytes_by_round(run)
+    happened, n_events = tables.events(run)
+    python, shell = tables.how_to_load(run)
+    return {
+        "run": run,
+        "style": Markup(style() + _file("report.css")),
+        "script": Markup(script),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "method": summary.method_name(run),
+        "headline": summary.headline(run),
+        "started": summary.started(run),
+        "facts": summary.facts(run),
+        "warnings": [str(w) for w in run.results.get("warnings") or []],
+        "comparison": table,
+        "methods": None if table is None else figures.methods(run, table),
+        "gains": figures.gains(run),
+        "training": [f for f in (*figures.training(run), figures.cluster_sizes(run)) if f],
+        "placing": [f for f in (figures.client_map(run), figures.margins(run)) if f],
+        "clusters": tables.cluster_table(run),
+        "profiles": tables.profiles(run),
+        "clients": tables.client_table(run),
+        "traffic": traffic,
+        "traffic_words": traffic_words,
+        "traffic_facts": summary.traffic(run),
+        "events": happened,
+        "n_events": n_events,
+        "settings": tables.settings(run.part("config")),
+        "data": tables.settings(run.part("data")),
+        "versions": tables.settings({"coterie": run.info.get("coterie"), **run.part("versions")}),
+        "python": python,
+        "shell": shell,
+    }
+
+
+def _file(name: str) -> str:
+    """Read a file of this package."""
+    return files("coterie.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run folder holds, read once; every part may be missing, as a run may still be under way."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from coterie.errors import RunError
+from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
+
+__all__ = ["Metric", "Run", "number", "read_run"]
+
+Floats = NDArray[np.float64]
+
+_METRIC_NAMES = {"rmse": "RMSE", "mae": "MAE", "mse": "MSE", "r2": "R²", "auc": "AUC", "nll": "NLL"}
+_SHARES = ("accuracy", "balanced_accuracy")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How the run is judged: its name, which direction is better, and how it is written."""
+
+    name: str
+    higher: bool
+    share: bool  # between 0 and 1 and written in percent
+
+    @property
+    def title(self) -> str:
+        """The name as a title begins with it."""
+        return self.name[:1].upper() + self.name[1:]
+
+    @property
+    def form(self) -> TickFormat:
+        """How ticks on an axis of this metric are written."""
+        return percent_ticks if self.share else plain_ticks
+
+    def gain(self, ours: Floats, theirs: Floats) -> Floats:
+        """Say how much better ours is, positive is better; shares in percentage points."""
+        scale = 100.0 if self.share else 1.0
+        return scale * (ours - theirs if self.higher else theirs - ours)
+
+    @property
+    def gain_unit(self) -> str:
+        """The unit of a gain."""
+        return f"{self.name}, percentage points" if self.share else self.name
+
+    def texts(self, values: Sequence[float | None]) -> list[str]:
+        """Write values that stand side by side with the same decimals."""
+        if not self.share:
+            decimals = decimals_for(values)
+            return [fixed(v, decimals) for v in values]
+        percent = [None if v is None else 100 * v for v in values]
+        decimals = max(1, min(decimals_for(percent), 2)) if len(percent) <= 8 else 1
+        return [fixed(v, decimals) + ("" if v is None or math.isnan(v) else "\u00a0%") for v in percent]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder in memory: `run.json`, the two tables as columns, and whether models were saved."""
+
+    name: str
+    info: dict[str, Any]
+    rounds: dict[str, list[Any]]
+    clients: dict[str, list[Any]]
+    has_models: bool = False
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Give a nested part of `run.json`, empty when it is not there."""
+        value = self.info.get(name)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What the run found."""
+        return self.part("results")
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The metric of the run."""
+        data = self.part("data")
+        key = str(data.get("metric") or "metric")
+        higher = data.get("metric_better", "higher" if key in _SHARES else "lower") == "higher"
+        return Metric(_METRIC_NAMES.get(key, key.replace("_", " ")), higher, key in _SHARES)
+
+    @cached_property
+    def n_clients(self) -> int | None:
+        """How many clients there are."""
+        stated = number(self.part("data").get("n_clients"))
+        return int(stated) if stated is not None else len(self.clients.get("client", [])) or None
+
+    @cached_property
+    def labels(self) -> list[int]:
+        """The cluster of every client in the table, -1 where there is none."""
+        return [-1 if v is None else int(v) for v in self.clients.get("label", [])]
+
+    @cached_property
+    def n_clusters(self) -> int | None:
+        """How many clusters there are."""
+        stated = number(self.results.get("n_clusters"))
+        if stated is not None:
+            return int(stated)
+        return len(self.results.get("cluster_sizes") or []) or max(self.labels, default=-1) + 1 or None
+
+    def client_column(self, name: str) -> Floats | None:
+        """Give a column of the clients as numbers with NaN for nulls; None when there is nothing in it."""
+        return _floats(self.clients.get(name))
+
+    @cached_property
+    def restarts(self) -> dict[int, list[int]]:
+        """Row numbers of every restart in the table of rounds, by round."""
+        rounds = self.rounds.get("round", [])
+        rows: dict[int, list[int]] = {}
+        for i, run in enumerate(self.rounds.get("run", [0] * len(rounds))):
+            rows.setdefault(int(run or 0), []).append(i)
+        return {run: sorted(mine, key=lambda i: rounds[i]) for run, mine in sorted(rows.items())}
+
+    @cached_property
+    def chosen(self) -> int | None:
+        """The restart that was kept: as the run says, else the one with the lowest last loss."""
+        stated = number(self.results.get("chosen_run"))
+        if stated is not None and int(stated) in self.restarts:
+            return int(stated)
+        losses = {run: self.round_column("loss", run) for run in self.restarts}
+        last = {run: loss[-1] for run, loss in losses.items() if loss is not None and np.isfinite(loss[-1])}
+        return min(last, key=lambda run: last[run]) if last else next(iter(self.restarts), None)
+
+    def round_column(self, name: str, run: int) -> Floats | None:
+        """Give a column of one restart's rounds as numbers; None when there is nothing in it."""
+        column = self.rounds.get(name)
+        return None if column is None else _floats([column[i] for i in self.restarts.get(run, [])])
+
+
+def number(value: object) -> float | None:
+    """Take a finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def read_run(folder: Path) -> Run:
+    """Read `run.json`, and `rounds.parquet` and `clients.parquet` where they are there.
+
+    Raises
+    ------
+    RunError
+        The folder has no `run.json`, or a file in it cannot be read.
+    """
+    path = folder / "run.json"
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"'{folder}' has no run.json", "give the folder that `coterie fit --out` wrote") from None
+    except ValueError as error:
+        raise RunError(f"'{path}' is not valid JSON: {error}", "the file was changed by hand or cut off") from None
+    if not isinstance(info, dict):
+        raise RunError(f"'{path}' does not hold a JSON object", "give the folder that `coterie fit --out` wrote")
+    rounds, clients = _table(folder / "rounds.parquet"), _table(folder / "clients.parquet")
+    return Run(folder.resolve().name, info, rounds, clients, any(folder.glob("models/*.safetensors")))
+
+
+def _table(path: Path) -> dict[str, list[Any]]:
+    """Read a Parquet file as columns of Python values; a file that is not there has no columns."""
+    if not path.exists():
+        return {}
+    try:
+        columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(f"'{path}' cannot be read: {error}", "`coterie resume` writes it again") from None
+    return columns
+
+
+def _floats(column: list[Any] | None) -> Floats | None:
+    """Turn a column into floats, nulls into NaN, and an empty one into None."""
+    if column is None:
+        return None
+    values = np.array(column, dtype=np.float64)
+    return values if np.isfinite(values).any() else None

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the run found, in words and a few numbers: headline, facts, comparison of methods."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie.report.numbers import count, fixed, human_bytes, human_seconds
+from coterie.report.run_folder import Run, number
+
+__all__ = ["Comparison", "Fact", "comparison", "facts", "headline", "method_name", "started"]
+
+_METHOD_NAMES = {
+    "ifca": "IFCA",
+    "fedavg": "FedAvg",
+    "fedrep": "FedRep",
+    "lg_fedavg": "LG-FedAvg",
+    "maml": "Per-FedAvg",
+    "srpfl": "SRPFL",
+    "fedgrem": "FedGrEM",
+    "em": "Federated EM",
+    "one_shot": "One-shot clustering",
+    "moment_descent": "Moment descent",
+    "global": "One model for all",
+    "local": "One model per client",
+}
+_SCORES = {"test": "held-out rows", "train": "training rows", "new_clients": "new clients"}
+
+
+class Fact(NamedTuple):
+    """A number with its name and a word on it."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class Comparison(NamedTuple):
+    """The table of methods: a head, and rows of (name, is this run's method, cells as (text, is the best))."""
+
+    head: list[str]
+    rows: list[tuple[str, bool, list[tuple[str, bool]]]]
+    columns: dict[str, list[float]]
+    own: int | None
+
+
+def method_name(run: Run) -> str:
+    """Name the method as its paper does."""
+    key = str(run.info.get("method") or "")
+    return _METHOD_NAMES.get(key, key.replace("_", " ")) or "Run"
+
+
+def started(run: Run) -> str:
+    """Write when the run began, to the minute."""
+    text = run.info.get("started")
+    if not isinstance(text, str):
+        return ""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{moment:%Y-%m-%d %H:%M} {moment.tzname() or ''}".strip()
+
+
+def headline(run: Run) -> str:
+    """Say in one plain sentence what came out."""
+    who = f"{_plural(run.n_clients, 'client')}" if run.n_clients else ""
+    if who and run.n_clusters and run.n_clusters > 1:
+        who = f"{run.n_clusters} groups among {who}"
+    scores = _score_sentence(run)
+    if not scores and run.info.get("status") != "finished":
+        scores = "not finished yet"
+    return "; ".join(part for part in (who, scores) if part)
+
+
+def _score_sentence(run: Run) -> str:
+    """Compare the run with one model for all, on held-out rows when there are any."""
+    methods = _methods(run)
+    own = _own(run, methods)
+    if own is None:
+        return ""
+    everyone = next((m for m in methods if m.get("method") == "global"), None)
+    for key in ("test", "train"):
+        ours = number(methods[own].get(key))
+        if ours is None:
+            continue
+        theirs = number(everyone.get(key)) if everyone is not None and everyone is not methods[own] else None
+        texts = run.metric.texts([ours] if theirs is None else [ours, theirs])
+        against = "" if theirs is None else f" against {texts[1]} with one model for all"
+        return f"on {_SCORES[key]} {run.metric.name} {texts[0]}{against}"
+    return ""
+
+
+def comparison(run: Run) -> Comparison | None:
+    """Lay out the methods side by side; None when there is nothing to lay out."""
+    methods = _methods(run)
+    columns = {
+        name: values
+        for key, name in _SCORES.items()
+        if not all(np.isnan(values := [_or_nan(m.get(key)) for m in methods]))
+    }
+    if not columns:
+        return None
+    texts = {name: run.metric.texts(values) for name, values in columns.items()}
+    pick = np.nanmax if run.metric.higher else np.nanmin
+    best = {name: texts[name][values.index(pick(values))] for name, values in columns.items()}
+    own = _own(run, methods)
+    rows = []
+    for i, entry in enumerate(methods):
+        cells = [(texts[name][i], len(methods) > 1 and texts[name][i] == best[name]) for name in columns]
+        rows.append((_label(entry), i == own, cells))
+    return Comparison(list(columns), rows, columns, own)
+
+
+def facts(run: Run) -> list[Fact]:
+    """List the numbers that describe the run; those that are not known are left out."""
+    data, results = run.part("data"), run.results
+    sizes = results.get("cluster_sizes") or []
+    out = [
+        Fact("clients", count(run.n_clients)) if run.n_clients else None,
+        _count_fact("rows", data.get("n_rows"), _rows_note(run)),
+        _count_fact("features", data.get("n_features")),
+        _count_fact("clusters", run.n_clusters, _sizes_note(sizes)),
+        _rounds_fact(run),
+        _uncertain_fact(run),
+    ]
+    agreement = number(results.get("adjusted_rand"))
+    if agreement is not None:
+        out.append(Fact("agreement", fixed(agreement, 2), "with the known groups (adjusted Rand index; 1 is perfect)"))
+    seconds = number(run.info.get("seconds"))
+    if seconds is not None:
+        out.append(Fact("time", human_seconds(seconds)))
+    out.extend(traffic(run))
+    return [fact for fact in out if fact is not None]
+
+
+def traffic(run: Run) -> list[Fact]:
+    """Total bytes, over all restarts."""
+    out = []
+    for column, name, note in (("bytes_up", "sent up", "from clients"), ("bytes_down", "sent down", "to clients")):
+        values = [v for v in run.rounds.get(column, []) if v is not None]
+        if values:
+            out.append(Fact(name, human_bytes(sum(values)), note))
+    return out
+
+
+def _methods(run: Run) -> list[Mapping[str, Any]]:
+    """The entries of the comparison."""
+    return [m for m in run.results.get("methods") or [] if isinstance(m, dict)]
+
+
+def _own(run: Run, methods: list[Mapping[str, Any]]) -> int | None:
+    """Find this run's own entry: by its method, else the first."""
+    matching = [i for i, m in enumerate(methods) if m.get("method") == run.info.get("method")]
+    return next(iter(matching), 0 if methods else None)
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    """Name an entry."""
+    key = str(entry.get("method") or "")
+    return str(entry.get("label") or _METHOD_NAMES.get(key, key))
+
+
+def _or_nan(value: object) -> float:
+    found = number(value)
+    return float("nan") if found is None else found
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{count(n)} {noun}" + ("" if n == 1 else "s")
+
+
+def _count_fact(name: str, value: object, note: str = "") -> Fact | None:
+    found = number(value)
+    return None if found is None else Fact(name, count(found), note)
+
+
+def _rows_note(run: Run) -> str:
+    train, test = run.client_column("rows_train"), run.client_column("rows_test")
+    if train is None or test is None or not np.nansum(test):
+        return ""
+    return f"{count(np.nansum(train))} to train, {count(np.nansum(test))} held out"
+
+
+def _sizes_note(sizes: list[int]) -> str:
+    """Write the sizes out when they are few."""
+    if not sizes:
+        return ""
+    if len(sizes) <= 6:
+        return "with " + ", ".join(count(s) for s in sizes) + " clients"
+    if min(sizes) == max(sizes):
+        return f"with {_plural(sizes[0], 'client')} each"
+    return f"with {count(min(sizes))} to {count(max(sizes))} clients"
+
+
+def _rounds_fact(run: Run) -> Fact | None:
+    if run.chosen is None:
+        return None
+    note = f"best of {len(run.restarts)} restarts (number {run.chosen})" if len(run.restarts) > 1 else ""
+    return Fact("rounds", count(len(run.restarts[run.chosen])), note)
+
+
+def _uncertain_fact(run: Run) -> Fact | None:
+    uncertain = number(run.results.get("uncertain_clients"))
+    if uncertain is None or not run.n_clients:
+        return None
+    return Fact("too close to call", count(uncertain), f"of {_plural(run.n_clients, 'client')}")
