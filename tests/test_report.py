@@ -29,7 +29,7 @@ def run_info(n_clients: int, sizes: list[int]) -> dict[str, Any]:
         "method": "ifca",
         "status": "finished",
         "seed": 0,
-        "command": "coterie fit schools.parquet --client school --target score --method ifca --clusters 3 --out schools-ifca",
+        "command": "coterie fit schools.parquet --client school --target score --clusters 3 --out schools",
         "started": "2026-03-04T14:05:31+00:00",
         "seconds": 12.3,
         "versions": {"python": "3.11.7", "torch": "2.5.1", "numpy": "2.4.6"},
@@ -54,8 +54,8 @@ def run_info(n_clients: int, sizes: list[int]) -> dict[str, Any]:
         "results": {
             "methods": [
                 {"method": "ifca", "label": "IFCA, 3 clusters", "train": 0.7712, "test": 0.7961, "new_clients": 0.8012},
-                {"method": "global", "label": "one model for all", "train": 0.8011, "test": 0.8104, "new_clients": 0.8099},
-                {"method": "local", "label": "one model per client", "train": 0.702, "test": 0.8544, "new_clients": None},
+                {"method": "global", "label": "one model for all", "train": 0.8011, "test": 0.8104},
+                {"method": "local", "label": "one model per client", "train": 0.702, "test": 0.8544},
             ],
             "n_clusters": 3,
             "cluster_sizes": sizes,
@@ -68,8 +68,8 @@ def run_info(n_clients: int, sizes: list[int]) -> dict[str, Any]:
                 {"run": 4, "round": 60, "text": "stopped at the last round; the loss was still falling"},
             ],
             "profiles": {
-                "features": [f"feature_{d}" for d in range(26)] + ["verbal reasoning band"],
-                "coefficients": np.random.default_rng(3).normal(0, 0.4, (3, 27)).round(4).tolist(),
+                "features": ["verbal reasoning band"] + [f"feature_{d}" for d in range(1, 27)],
+                "coefficients": [[1 - k, *np.linspace(-0.3, 0.3 * k, 26).round(4)] for k in range(3)],
             },
         },
     }
@@ -189,4 +189,219 @@ def words(page: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "schools-ifca")
+    return make_run(tmp_path / "schools")
+
+
+def test_headline_says_groups_and_both_scores(folder: Path) -> None:
+    text = words(write_report(folder).read_text(encoding="utf-8"))
+    assert "3 groups among 139 clients; on held-out rows RMSE 0.796 against 0.810 with one model for all." in text
+
+
+def test_shows_every_part_of_a_full_run(folder: Path) -> None:
+    page = write_report(folder).read_text(encoding="utf-8")
+    text = words(page)
+    for part in ("comparison", "training", "clusters", "clients", "traffic", "events", "use", "settings"):
+        assert f'<section id="{part}">' in page
+    for said in (
+        "2026-03-04 14:05 UTC",
+        "coterie fit schools.parquet --client school",
+        "restart 4 did not converge within 60 rounds",
+        "reseeded from client 'x'",
+        "best of 5 restarts (number 2)",
+        'model = coterie.load("schools")',
+        "coterie assign schools DATA",
+        "ifca.step_size",
+        "torch",
+        "verbal reasoning band",
+    ):
+        assert said in text
+    clients = pq.read_table(folder / "clients.parquet").to_pydict()
+    better = sum(a < b for a, b in zip(clients["metric"], clients["metric_global"], strict=True))
+    assert f"Better for {better} of 139 clients" in text
+
+
+def test_accuracy_is_written_in_percent_and_higher_is_better(folder: Path) -> None:
+    info = run_info(139, [50, 60, 29])
+    scores = [{"method": "ifca", "test": 0.9712}, {"method": "global", "test": 0.88}]
+    data = {**info["data"], "metric": "accuracy", "metric_better": "higher"}
+    edit(folder, data=data, results={**info["results"], "methods": scores})
+    text = words(write_report(folder).read_text(encoding="utf-8"))
+    assert "accuracy 97.1 % against 88.0 % with one model for all" in text
+    clients = pq.read_table(folder / "clients.parquet").to_pydict()
+    better = sum(a > b for a, b in zip(clients["metric"], clients["metric_global"], strict=True))
+    assert f"Better for {better} of 139 clients" in text
+
+
+def test_names_are_escaped_everywhere(folder: Path) -> None:
+    info = run_info(139, [50, 60, 29])
+    results = info["results"]
+    results["warnings"] = results["events"] = [EVIL]
+    results["events"] = [{"run": 0, "round": 1, "text": EVIL}]
+    results["methods"][0]["label"] = EVIL
+    results["profiles"]["features"] = [EVIL] * 27
+    edit(
+        folder, command=EVIL, method=EVIL, started=EVIL, status='"><b>', seed=EVIL, config={EVIL: EVIL}, results=results
+    )
+    page = write_report(folder).read_text(encoding="utf-8")
+    checker = parse(page)
+    assert EVIL not in page
+    assert [tag for tag, _ in checker.tags].count("script") == 1
+    assert "b" not in [tag for tag, _ in checker.tags]
+    assert "&lt;script&gt;alert" in page
+
+
+def test_control_characters_and_half_surrogates_do_not_break_the_page(folder: Path) -> None:
+    table = pq.read_table(folder / "clients.parquet").to_pydict()
+    table["client"][1] = "a\x00\x1bb"
+    pq.write_table(pa.table(table), folder / "clients.parquet")
+    edit(folder, command="\ud800")
+    page = write_report(folder).read_bytes()
+    assert b"\x00" not in page
+    assert b"\x1b" not in page
+
+
+def test_page_loads_nothing_from_outside(folder: Path) -> None:
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "src=" not in page
+    assert "url(" not in page
+    assert "@import" not in page
+    for tag, attributes in parse(page).tags:
+        assert tag not in {"link", "img", "iframe", "object", "image"}
+        assert (attributes.get("href") or "#").startswith("#")
+
+
+def test_output_is_deterministic_and_leaves_no_draft(folder: Path) -> None:
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "clients.parquet",
+        "models",
+        "report.html",
+        "rounds.parquet",
+        "run.json",
+    ]
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"method": "fedrep", "status": "running"}', encoding="utf-8")
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "not finished yet" in words(page)
+    assert "<svg" not in page
+
+
+@pytest.mark.parametrize("missing", sorted(run_info(139, [1])["results"]))
+def test_any_result_may_be_missing(folder: Path, missing: str) -> None:
+    results = run_info(139, [50, 60, 29])["results"]
+    del results[missing]
+    edit(folder, results=results)
+    parse(write_report(folder).read_text(encoding="utf-8"))
+    edit(folder, results={**results, missing: None})
+    parse(write_report(folder).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["rounds.parquet", "clients.parquet"])
+def test_any_column_may_be_missing_or_null(folder: Path, name: str) -> None:
+    make_run(folder, sizes=(9, 7, 4))
+    full = pq.read_table(folder / name)
+    for column in full.column_names:
+        where = full.column_names.index(column)
+        null = pa.nulls(len(full), full.schema.field(column).type)
+        for table in (full.drop_columns([column]), full.set_column(where, column, null)):
+            pq.write_table(table, folder / name)
+            parse(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_empty_tables_leave_their_sections_out(folder: Path) -> None:
+    for name in ("rounds.parquet", "clients.parquet"):
+        pq.write_table(pq.read_table(folder / name).slice(0, 0), folder / name)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert 'id="clients"' not in page
+    assert 'id="training"' not in page
+
+
+def test_unknown_columns_of_clients_are_shown(folder: Path) -> None:
+    table = pq.read_table(folder / "clients.parquet")
+    table = table.append_column("outlier_score", pa.array(np.linspace(0, 1, len(table))))
+    pq.write_table(table, folder / "clients.parquet")
+    assert "outlier score" in words(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_twenty_thousand_clients_make_a_small_page(tmp_path: Path) -> None:
+    path = write_report(make_run(tmp_path / "large", sizes=(9000, 6000, 5000)))
+    page = path.read_text(encoding="utf-8")
+    assert path.stat().st_size < 3_000_000
+    text = words(page)
+    assert "The 2,000 of 20,000 clients with the smallest margin" in text
+    assert "Shown: 3,000 of 20,000 clients" in text
+    assert page.count("<tr data-k=") == 2000
+
+
+def test_more_clusters_than_colours_get_other_shapes(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "many", sizes=(4,) * 11)).read_text(encoding="utf-8")
+    assert 'class="chip k2 again"' in page  # cluster 10
+    assert '<path class="mark k2' in page
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"has no run\.json"):
+        write_report(tmp_path)
+    (tmp_path / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match="not valid JSON"):
+        write_report(tmp_path)
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "rounds.parquet").write_bytes(b"PAR?")
+    with pytest.raises(RunError, match=r"rounds\.parquet' cannot be read"):
+        write_report(tmp_path)
+
+
+def test_standalone_plots_are_well_formed_files() -> None:
+    nan = math.nan
+    plots = [
+        line_chart(
+            [Line([1, 2, 3], [1.0, nan, 3.0], EVIL, low=[0, nan, 2], high=[2, 3, nan])], title=EVIL, standalone=True
+        ),
+        line_chart([Line([1, 10, 100], [1e-6, 1.0, 1e3], "a")], log_x=True, log_y=True, standalone=True),
+        bars([EVIL * 3, "b"], [0.97, nan], low=[0.9, nan], high=[1.0, nan], strong=0, standalone=True),
+        dots(["a", EVIL], {"held-out": [0.1, 0.2], "train": [0.1, nan]}, standalone=True),
+        scatter([0.0, nan, 1.0], [1.0, 2.0, 3.0], groups=[0, 1, 17], titles=[EVIL] * 3, standalone=True),
+        stacked_area([1, 2, 3], [[1, 2, 3], [3, 2, 1]], names=[EVIL, "b"], standalone=True),
+        signed_bars([0.3, -0.2, nan], titles=[EVIL] * 3, standalone=True),
+        whiskers([0.3, 0.2, nan], [0.1, nan, 0.1], titles=[EVIL] * 3, standalone=True),
+    ]
+    for plot in plots:
+        root = ET.fromstring(plot)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "nan" not in plot
+        assert root.find(".//{http://www.w3.org/2000/svg}script") is None
+
+
+def test_constant_and_single_values_can_be_drawn() -> None:
+    for y in ([0.0, 0.0], [5.0, 5.0], [-2.0, -2.0]):
+        assert "nan" not in line_chart([Line([1, 2], y)])
+    assert "nan" not in line_chart([Line([3], [1.0])], log_y=True)
+    assert "<circle" in scatter([1.0], [1.0])
+    assert signed_bars([]).startswith("<svg")
+
+
+def test_ticks_are_round_and_labels_have_units() -> None:
+    assert nice_ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert nice_ticks(0.71, 0.86) == [0.725, 0.75, 0.775, 0.8, 0.825, 0.85]
+    assert nice_ticks(1, 4, integer=True) == [1, 2, 3, 4]
+    assert plain_ticks([0, 5000, 10000]) == ["0", "5k", "10k"]
+    assert plain_ticks([0.0, 0.5, 1.0]) == ["0", "0.5", "1.0"]
+    assert byte_ticks([0, 500_000, 1_000_000]) == ["0", "0.5\u00a0MB", "1.0\u00a0MB"]
+
+
+def test_numbers_have_sensible_precision() -> None:
+    assert decimals_for([0.7961, 0.8104]) == 3
+    assert decimals_for([0.79612, 0.79619]) == 4  # otherwise they would look equal
+    assert [fixed(v, 2) for v in (-0.001, -1.5, None, math.nan)] == ["0.00", "\u22121.50", "\u2013", "\u2013"]
+    assert [human_bytes(v) for v in (999, 1000, 1_234_567)] == ["999\u00a0B", "1.00\u00a0kB", "1.23\u00a0MB"]
+    assert [human_seconds(v) for v in (0.42, 12.3, 200, 7500)] == [
+        "0.42\u00a0s",
+        "12\u00a0s",
+        "3\u00a0min 20\u00a0s",
+        "2\u00a0h 5\u00a0min",
+    ]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare what was found with what was planted: models and labels, matched one to one."""
+"""How well do models serve clients, where does a client belong, and does what was found match what was planted?"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,14 +11,145 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coterie.errors import DataError
+from coterie.local import chosen, client_losses, outputs, own_outputs
+from coterie.models import Model, row_loss
+from coterie.protocol import Ask, Block, Stack, Tensors
 
-__all__ = ["Labels", "adjusted_rand", "match_errors", "match_labels", "match_models"]
+__all__ = [
+    "Labels",
+    "Measured",
+    "Placed",
+    "adjusted_rand",
+    "match_errors",
+    "match_labels",
+    "match_models",
+    "measure_ask",
+    "measure_own_ask",
+    "place_ask",
+]
 
 Labels = Tensor | np.ndarray | Sequence[int]
 
 _FAR = 1e30  # stands for the distance of a diverged model, which the assignment could not take
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Where each of M clients belongs.
+
+    Attributes
+    ----------
+    label : Tensor
+        [M] the model with the lowest loss on the client's rows; ties go to the lowest number.
+    losses : Tensor
+        [M, K] mean loss under every model.
+    margin : Tensor
+        [M] how much more the runner-up loses (0 when there is one model only).
+    margin_error : Tensor
+        [M] standard error of the margin, from the rows' paired differences; infinite with fewer than two rows.
+    rows : Tensor
+        [M] rows that this rests on.
+    """
+
+    label: Tensor
+    losses: Tensor
+    margin: Tensor
+    margin_error: Tensor
+    rows: Tensor
+
+    @property
+    def certain(self) -> Tensor:
+        """[M] whether the margin is more than two standard errors: otherwise it is within noise."""
+        if self.losses.shape[1] == 1:
+            return torch.ones_like(self.label, dtype=torch.bool)
+        return self.margin > 2 * self.margin_error
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How well a given model serves each of M clients, on rows that it may not have seen."""
+
+    loss: Tensor  # [M] mean loss
+    right: Tensor  # [M] classification: share of rows predicted right; regression: mean squared error
+    rows: Tensor  # [M]
+
+    @property
+    def mean_right(self) -> float:
+        """Over all rows."""
+        return float((self.right * self.rows).sum() / self.rows.sum().clamp(min=1))
+
+
+def place_ask(model: Model, theta: Tensor) -> Ask:
+    """Ask clients where they belong among models theta [K, P]; make a `Placed` of the replies' values."""
+    fields = ("label", "losses", "margin", "margin_error", "rows")
+    return Ask(
+        place, {"model": model, "theta": theta}, {f: Stack() for f in fields}, scratch=len(theta) * model.n_outputs
+    )
+
+
+def measure_ask(model: Model, theta: Tensor, label: Tensor) -> Ask:
+    """Ask clients how well model number `label` [M] of theta [K, P] serves them; make a `Measured` of the values."""
+    return Ask(
+        measure,
+        {"model": model, "theta": theta},
+        {name: Stack() for name in ("loss", "right", "rows")},
+        each={"label": label},
+        to=torch.arange(len(label)),
+        scratch=len(theta) * model.n_outputs,
+    )
+
+
+def measure_own_ask(model: Model) -> Ask:
+    """Ask clients how well their own, private models serve them; make a `Measured` of the values."""
+    fresh = {"theta": torch.zeros(model.n_parameters, dtype=model.dtype)}
+    return Ask(measure_own, {"model": model}, {name: Stack() for name in ("loss", "right", "rows")}, fresh=fresh)
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Compare all models on a client's rows."""
+    model, theta = shared["model"], shared["theta"]  # [S, K, P]
+    per_row = row_loss(model.loss, outputs(model, theta, data), data.target)  # [S, K, C, N]
+    loss = torch.einsum("skcn,cn->skc", per_row, data.weights)
+    label = loss.argmin(1)
+    margin = loss.new_zeros(label.shape)
+    error = loss.new_zeros(label.shape)
+    if theta.shape[1] > 1:
+        second = loss.scatter(1, label[:, None], torch.inf).argmin(1)
+        difference = chosen(per_row, second) - chosen(per_row, label)  # [S, C, N]
+        margin = (difference * data.weights).sum(-1)
+        spread = ((difference - margin[..., None]) ** 2 * data.weights).sum(-1)
+        error = torch.where(data.n > 1, (spread / (data.n - 1).clamp(min=1)).sqrt(), torch.inf)
+    reply = {
+        "label": label,
+        "losses": loss.transpose(1, 2),
+        "margin": margin,
+        "margin_error": error,
+        "rows": data.n[None],
+    }
+    return reply, {}
+
+
+def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Judge each client's given model on its rows."""
+    scores = chosen(outputs(shared["model"], shared["theta"], data), each["label"])  # [S, C, N, O]
+    return _judged(shared["model"], scores, data), {}
+
+
+def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Judge each client's private model on its rows, and leave it as it is."""
+    return _judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
+
+
+def _judged(model: Model, scores: Tensor, data: Block) -> Tensors:
+    loss = client_losses(model, scores, data)  # [S, C]
+    right = loss
+    if model.loss == "cross_entropy":
+        right = torch.einsum("scn,cn->sc", (scores.argmax(-1) == data.target).to(data.weights.dtype), data.weights)
+    return {"loss": loss, "right": right, "rows": data.n[None]}
+
+
+# -- against planted truth --------------------------------------------------------------------------------------------
 def match_models(theta: Tensor, truth: Tensor) -> tuple[float, Tensor]:
     """Match models to true ones, one to one, so that their mean distance is least.
 

@@ -35,12 +35,16 @@ def key(*parts: int | str | Tensor) -> Tensor:
     """Combine numbers, words and tensors of keys into one key (or a tensor of keys, by broadcasting)."""
     out = torch.zeros((), dtype=torch.int64)
     for part in parts:
-        if isinstance(part, str):
-            part = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=7).digest(), "big")
-        if isinstance(part, int):
-            part = torch.tensor((part + _SIGNED) % (1 << 64) - _SIGNED, dtype=torch.int64)
-        out = _scramble(out + _GOLDEN + _scramble(part + _GOLDEN))
+        out = _scramble(out + _GOLDEN + _scramble(_number(part) + _GOLDEN))
     return out
+
+
+def _number(part: int | str | Tensor) -> Tensor:
+    if isinstance(part, Tensor):
+        return part
+    if isinstance(part, str):
+        part = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big")
+    return torch.tensor((part + _SIGNED) % (1 << 64) - _SIGNED, dtype=torch.int64)
 
 
 def name_keys(names: np.ndarray) -> Tensor:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract between algorithms and engines: read this first.
 
-An algorithm is a generator. It yields an `Ask` (which client function, what is sent, to whom, what may come back) and is sent
-`Replies`; it yields a `Save` once a round. An engine drives the generator and routes each ask to workers, which hold clients'
-rows and private state.
+An algorithm is a generator. It yields an `Ask` (which client function, what is sent, to whom, what may come back) and is
+sent `Replies`; it yields a `Save` once a round. An engine drives the generator and routes each ask to workers, which hold
+clients' rows and private state.
 
 A client function answers for many clients and several runs at once::
 
     def step(shared, each, private, data):      # tensors in: [S, ...], [S, C, ...], [S, C, ...]
         return reply, private                   # tensors out: [S, C, ...]
 
-The run axis S comes first (1 for a single run; restarts and step sizes that advance in lockstep make it longer), then the
-client axis C. What is not a tensor in `shared` (the model, a count of steps) is passed as it is. Of the reply only the fields
-named in `Ask.fold` leave the worker, each as a sum over clients or, where the paper needs it, stacked. A field that is the same
-for all runs may have a run axis of one.
+The run axis S comes first (1 for a single run; restarts and step sizes that advance in lockstep make it longer), then
+the client axis C. What is not a tensor in `shared` (the model, a count of steps) is passed as it is. Of the reply only the
+fields named in `Ask.fold` leave the worker, each as a sum over clients or, where the paper needs it, stacked. A field that
+is the same for all runs may have a run axis of one.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -326,7 +326,8 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
         for s in range(runs):
             own = {name: v[s] if isinstance(v, Tensor) else v for name, v in shared.items()}
             answers.append(step(own, {k: v[s] for k, v in each.items()}, {k: v[s] for k, v in private.items()}, data))
-        return tuple({name: torch.stack([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))  # type: ignore[return-value]
+        reply, kept = ({name: torch.stack([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))
+        return reply, kept
 
     looped.__name__, looped.__module__, looped.__doc__ = step.__name__, step.__module__, step.__doc__
     looped.__qualname__ = step.__qualname__

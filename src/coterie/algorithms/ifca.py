@@ -4,7 +4,7 @@
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1.
 
 Departures: an empty cluster keeps its model (the paper leaves it undefined) and, when it stays empty, is reseeded from a
-badly served client; clients without rows take part without weight; optional soft labels weigh every model by its posterior.
+badly served client; clients without rows take part without weight; optional soft labels weigh each model by its posterior.
 """
 
 from collections.abc import Generator

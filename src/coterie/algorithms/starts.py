@@ -2,8 +2,8 @@
 """Where clustered models begin: random, balanced, spread, or warm.
 
 From one random start, collapse (all clients in one cluster) is the common outcome, so the start decides everything.
-`balanced` redraws until every cluster attracts clients; `spread` seeds each next model from a client that the models so far
-serve badly, as k-means++ does with points.
+`balanced` redraws until every cluster attracts clients; `spread` seeds each next model from a client that the models so
+far serve badly, as k-means++ does with points.
 """
 
 from collections.abc import Generator

@@ -63,13 +63,12 @@ def _feature_faults(name: str, facts: ColumnFacts, categorical: bool, largest: f
         yield DataError(f"column '{name}' holds {_held(facts)}", f"{away}, or turn it into numbers first")
     elif facts.kind is None:
         yield DataError(f"column '{name}' has no values", away)
-    elif categorical or facts.kind == "text":
-        if facts.levels is None:
-            such = f", such as '{facts.example[:40]}'" if facts.example else ""
-            yield DataError(
-                f"column '{name}' has more than {MAX_LEVELS} different levels{such}",
-                f"{away}; if it should be numbers, correct the cells that are none",
-            )
+    elif (categorical or facts.kind == "text") and facts.levels is None:
+        such = f", such as '{facts.example[:40]}'" if facts.example else ""
+        yield DataError(
+            f"column '{name}' has more than {MAX_LEVELS} different levels{such}",
+            f"{away}; if it should be numbers, correct the cells that are none",
+        )
     if facts.kind == "number":
         yield from _range_faults(f"column '{name}'", facts, largest, f"correct the cells, or {away}")
 

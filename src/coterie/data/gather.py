@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ __all__ = ["gather", "laid_out", "scanned"]
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
-_MAPPED_ROWS = 1 << 13  # rows written through one mapping: scattered, each may keep a page of the file in memory
+_MAPPED_ROWS = 1 << 11  # rows written through one mapping: scattered, each may keep a page of the file in memory
 
 
 def scanned(source: Source, roles: Roles) -> Scan:
@@ -71,13 +72,15 @@ def gather(
     for batch, _ in source.batches(roles.used, rows=batch_rows(max(d, len(roles.used)))):
         kept = roles.kept(batch)
         owner = coded(kept.column(roles.client), places)
+        large = owner >= 0
+        if not large.all():
+            kept, owner = kept.filter(pa.array(large)), owner[large]
         rows, targets, strange = schema.encode_counting(kept)
         unknown += strange
-        wanted = owner >= 0  # the others belong to clients that are too small
-        place = _take_places(owner[wanted], free)
-        _write(x, place, rows[wanted])
+        place = _take_places(owner, free)
+        _write(x, place, rows)
         if y is not None and targets is not None:
-            _write(y, place, targets[wanted])
+            _write(y, place, targets)
     return Ragged(layout, _ready(x), None if y is None else _ready(y)), unknown
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of many clients, stored once, client after client, and cut into blocks.
 
-Clients are stored in the order of their row counts, so that clients of equal length lie side by side and a block of them is a
-view; others are padded. Rows live in memory or in a file on disk; a block is all that is ever read of the latter.
+Clients are stored in the order of their row counts, so that clients of equal length lie side by side and a block of
+them is a view; others are padded. Rows live in memory or in a file on disk; a block is all that is ever read of the latter.
 """
 
 import os
@@ -49,7 +49,7 @@ class Layout:
 
     @classmethod
     def plan(cls, names: np.ndarray, counts: np.ndarray, tie: np.ndarray | None = None) -> "Layout":
-        """Lay out clients with these names (distinct, ascending) and row counts; equal counts stand in the order of `tie`."""
+        """Lay out clients with these names (distinct, ascending) and row counts; equal counts stand as `tie` says."""
         counts = np.asarray(counts, dtype=np.int64)
         order = np.argsort(counts, kind="stable") if tie is None else np.lexsort((tie, counts))
         starts = np.empty(len(counts), dtype=np.int64)
@@ -110,8 +110,8 @@ class Ragged:
         [N, ...] features and targets, in the order of the layout; y is None when there is no target.
     rows : Tensor, optional
         Row numbers in x and y, in the order of the layout, when only some of the stored rows are meant.
-    change : callable, optional
-        Applied to the features of every block that comes from disk.
+    change, change_y : callable, optional
+        Applied to the features and targets of every block that comes from disk.
     """
 
     layout: Layout
@@ -119,6 +119,7 @@ class Ragged:
     y: "Tensor | DiskRows | None"
     rows: Tensor | None = None
     change: Callable[[Tensor], Tensor] | None = None
+    change_y: Callable[[Tensor], Tensor] | None = None
 
     # -- making -------------------------------------------------------------------------------------------------------
     @classmethod
@@ -209,6 +210,7 @@ class Ragged:
         x = self._take(self.x, counts, starts, longest, together)
         x = x if self.change is None else self.change(x)
         y = None if self.y is None else self._take(self.y, counts, starts, longest, together)
+        y = y if y is None or self.change_y is None else self.change_y(y)
         n = torch.from_numpy(counts)
         mask = None
         if not equal:
@@ -250,19 +252,24 @@ class Ragged:
         return torch.cat(parts)
 
     # -- deriving -----------------------------------------------------------------------------------------------------
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "Ragged":
-        """Apply a function to the features: at once in memory, block by block from disk."""
+    def changed(
+        self, change: Callable[[Tensor], Tensor], change_y: Callable[[Tensor], Tensor] | None = None
+    ) -> "Ragged":
+        """Apply functions to features and targets: at once in memory, block by block from disk."""
         if isinstance(self.x, Tensor):
-            return replace(self, x=change(self.x))
-        before = self.change
-        return replace(self, change=change if before is None else lambda x: change(before(x)))
+            assert not isinstance(self.y, DiskRows)
+            return replace(
+                self, x=change(self.x), y=change_y(self.y) if change_y is not None and self.y is not None else self.y
+            )
+        return replace(
+            self,
+            change=_after(self.change, change),
+            change_y=_after(self.change_y, change_y) if change_y else self.change_y,
+        )
 
     def to(self, dtype: torch.dtype) -> "Ragged":
         """Turn features and real-valued targets into another precision."""
-        made = self if _dtype(self.x) == dtype and self.change is None else self.changed(lambda x: x.to(dtype))
-        if isinstance(made.y, Tensor) and made.y.is_floating_point():
-            made = replace(made, y=made.y.to(dtype))
-        return made
+        return self.changed(lambda x: x.to(dtype), lambda y: y.to(dtype) if y.is_floating_point() else y)
 
     def only(self, ids: np.ndarray) -> "Ragged":
         """Keep some clients (numbers); they are numbered anew."""
@@ -271,7 +278,7 @@ class Ragged:
     def split(self, fraction: float, *, seed: int, purpose: str = "test") -> "tuple[Ragged, Ragged]":
         """Hold out a share of every client's rows: (rest, held out).
 
-        Which rows depends on the seed, the purpose and the client's name only. A client keeps at least one row in the rest.
+        Which rows depends on the seed, the purpose and the client's name only. A client keeps at least one row.
         """
         counts, owner = self.layout.counts, self._owner()
         held = np.minimum(np.round(counts * fraction).astype(np.int64), np.maximum(counts - 1, 0))
@@ -311,6 +318,10 @@ class Ragged:
             return replace(self, layout=layout, rows=index if self.rows is None else self.rows[index])
         assert not isinstance(self.y, DiskRows)
         return Ragged(layout, self.x[index], None if self.y is None else self.y[index])
+
+
+def _after(first: Callable[[Tensor], Tensor] | None, then: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return then if first is None else lambda value: then(first(value))
 
 
 def _cuts(counts: np.ndarray, row_bytes: int, room: int, budget: int) -> Iterator[tuple[int, int]]:

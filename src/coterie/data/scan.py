@@ -44,9 +44,7 @@ class ColumnFacts:
         """What the column holds as a whole; None when it has no values."""
         if len(self.kinds) < 2:
             return next(iter(self.kinds), None)
-        if "other" in self.kinds:
-            return "other"
-        return "number" if self.kinds == {"number", "truth"} else "text"
+        return "other" if "other" in self.kinds else "text"
 
     @property
     def constant(self) -> bool:
@@ -90,7 +88,7 @@ class ColumnFacts:
         self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
         self.whole = self.whole and bool((finite == np.floor(finite)).all())
         n, m = self.finite, len(finite)
-        mean = float(finite.mean())
+        mean = finite.mean()
         shift = mean - self.mean
         self.squares += float(((finite - mean) ** 2).sum()) + shift**2 * n * m / (n + m)  # Chan's update
         self.mean += shift * m / (n + m)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fully connected models: linear and softmax regression (no hidden layer) and the multilayer perceptron.
 
-A model's parameters are one flat vector, layer after layer, weights [O, I] then bias [O]. The gradient is written out, so
-that a step of gradient descent for many clients is nothing but batched products that update the weights in place.
+A model's parameters are one flat vector, layer after layer, weights [O, I] then bias [O]. The gradient is written out,
+so that a step of gradient descent for many clients is nothing but batched products that update the weights in place.
 """
 
 import math

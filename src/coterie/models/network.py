@@ -194,7 +194,7 @@ def _looped(one: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Te
 def lenet(
     channels: int, size: int, n_classes: int, *, flat: bool = True, kernel: Literal["vmap", "loop"] = "vmap"
 ) -> Network:
-    """Two convolutions and two dense layers, for square images whose size is a multiple of 4, flat or channels first."""
+    """Two convolutions and two dense layers, for square images (sides a multiple of 4), flat or channels first."""
     module = nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),

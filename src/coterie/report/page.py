@@ -4,18 +4,23 @@
 import base64
 import hashlib
 import os
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from coterie.report import figures, summary, tables
 from coterie.report.frame import style
+from coterie.report.numbers import count
 from coterie.report.run_folder import Run, read_run
 
 __all__ = ["render", "write_report"]
+
+# Names may hold anything; control characters have no place in HTML.
+_CONTROL = {code: "\ufffd" for code in range(32) if chr(code) not in "\t\n\r"}
 
 
 def write_report(folder: Path) -> Path:
@@ -45,6 +50,12 @@ def write_report(folder: Path) -> Path:
 
 def render(run: Run) -> str:
     """Lay a run out as HTML."""
+    return _template().render(**_context(run)).translate(_CONTROL)
+
+
+@cache
+def _template() -> Template:
+    """Compile the template once."""
     environment = Environment(
         loader=PackageLoader("coterie.report", ""),
         autoescape=True,
@@ -52,7 +63,7 @@ def render(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2").render(**_context(run))
+    return environment.get_template("report.html.j2")
 
 
 def _context(run: Run) -> dict[str, Any]:
@@ -64,6 +75,7 @@ def _context(run: Run) -> dict[str, Any]:
     python, shell = tables.how_to_load(run)
     return {
         "run": run,
+        "count": count,
         "style": Markup(style() + _file("report.css")),
         "script": Markup(script),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

@@ -22,8 +22,8 @@ LONGEST_NAME = 46
 class Line:
     """One line of a line chart; `low` and `high` draw a band around it.
 
-    Missing values (NaN) break the line. `colour` counts through the palette; None takes the line's position. Faint lines
-    are grey.
+    Missing values (NaN) break the line. `colour` counts through the palette; None takes the line's position. Faint
+    lines are grey.
     """
 
     x: Sequence[float]
@@ -104,7 +104,9 @@ def _line(plot: Plot, line: Line, classes: str) -> list[str]:
     """Draw a line and its band."""
     out = []
     if line.low is not None and line.high is not None:
-        for below, above in zip(plot.points(line.x, line.low), plot.points(line.x, line.high), strict=True):
+        both = [math.isfinite(a) and math.isfinite(b) for a, b in zip(line.low, line.high, strict=True)]
+        edges = ([v if ok else math.nan for v, ok in zip(edge, both, strict=True)] for edge in (line.low, line.high))
+        for below, above in zip(*(plot.points(line.x, edge) for edge in edges), strict=True):
             out.append(f'<path class="band {classes}" d="{_path(below + above[::-1])}Z"/>')
     style = f"{classes}{' faint' * line.faint}{' dashed' * line.dashed}"
     pieces = plot.points(line.x, line.y)
@@ -234,8 +236,8 @@ def bars(
         body.append(
             f'<rect class="bar k0{faint}" x="{n(start)}" y="{n(y + 19)}" width="{n(end - start)}" height="12" rx="1"/>'
         )
-        if low is not None and high is not None:
-            body.append(f'<path class="zero" d="M{n(across.at(low[i]))} {n(y + 25)}H{n(across.at(high[i]))}"/>')
+        if low is not None and high is not None and math.isfinite(low[i]) and math.isfinite(high[i]):
+            body.append(f'<path class="reach" d="M{n(across.at(low[i]))} {n(y + 25)}H{n(across.at(high[i]))}"/>')
             end = max(end, across.at(high[i]))
         body.append(f'<text x="{n(end + 7)}" y="{n(y + 29.5)}">{escape(texts[i])}</text>')
     size = (width, 40.0 * len(names))

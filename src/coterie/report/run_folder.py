@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coterie.errors import RunError
 from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
 
-__all__ = ["Metric", "Run", "number", "read_run"]
+__all__ = ["Floats", "Metric", "Run", "number", "read_run"]
 
 Floats = NDArray[np.float64]
 
@@ -118,6 +118,8 @@ class Run:
     def restarts(self) -> dict[int, list[int]]:
         """Row numbers of every restart in the table of rounds, by round."""
         rounds = self.rounds.get("round", [])
+        if not rounds or None in rounds:
+            return {}
         rows: dict[int, list[int]] = {}
         for i, run in enumerate(self.rounds.get("run", [0] * len(rounds))):
             rows.setdefault(int(run or 0), []).append(i)

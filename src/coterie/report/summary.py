@@ -105,11 +105,12 @@ def comparison(run: Run) -> Comparison | None:
         return None
     texts = {name: run.metric.texts(values) for name, values in columns.items()}
     pick = np.nanmax if run.metric.higher else np.nanmin
-    best = {name: texts[name][values.index(pick(values))] for name, values in columns.items()}
+    rivals = {name: values for name, values in columns.items() if np.isfinite(values).sum() > 1}
+    best = {name: texts[name][values.index(pick(values))] for name, values in rivals.items()}
     own = _own(run, methods)
     rows = []
     for i, entry in enumerate(methods):
-        cells = [(texts[name][i], len(methods) > 1 and texts[name][i] == best[name]) for name in columns]
+        cells = [(texts[name][i], texts[name][i] == best.get(name)) for name in columns]
         rows.append((_label(entry), i == own, cells))
     return Comparison(list(columns), rows, columns, own)
 

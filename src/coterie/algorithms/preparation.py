@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients agree on before training, from sums alone: means and scales of the columns, and a safe step size."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.models import Dense
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors
+
+__all__ = ["Scaling", "column_sums", "curvature", "learn_scaling", "safe_step_size", "steepness"]
+
+Run = Generator[Ask | Save, Replies | None, Any]
+
+_POWER = 16  # (sum of 16th powers)^(1/16) is at least the maximum and hardly more: a maximum made of a sum
+_ITERATIONS = 30
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Centre and scale features and a real-valued target; missing features become the mean.
+
+    Attributes
+    ----------
+    fill : Tensor
+        [...] what a missing feature becomes.
+    mean, scale : Tensor
+        [...] of every feature; 0 and 1 leave it as it is.
+    y_mean, y_scale : Tensor
+        [] of the target, likewise.
+    """
+
+    fill: Tensor
+    mean: Tensor
+    scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+
+    def features(self, x: Tensor) -> Tensor:
+        """Fill in and scale features."""
+        filled = torch.where(x.isnan(), self.fill.to(x.dtype), x)
+        return filled.sub_(self.mean.to(x.dtype)).div_(self.scale.to(x.dtype))
+
+    def target(self, y: Tensor) -> Tensor:
+        """Scale targets; class numbers stay."""
+        return (y - self.y_mean.to(y.dtype)) / self.y_scale.to(y.dtype) if y.is_floating_point() else y
+
+    def back(self, outputs: Tensor) -> Tensor:
+        """Turn outputs into the target's own units."""
+        return outputs * self.y_scale.to(outputs.dtype) + self.y_mean.to(outputs.dtype)
+
+
+def learn_scaling(state: Scaling | None, *, shape: tuple[int, ...], divide: bool, real_target: bool) -> Run:
+    """Learn means and scales in two exchanges: sums and counts first, then squares about the mean.
+
+    Parameters
+    ----------
+    state : Scaling or None
+        What is known already: then nothing is asked.
+    shape : tuple of int
+        Of one row's features.
+    divide : bool
+        Whether columns are centred and scaled; if not, only the means for missing values are learnt.
+    real_target : bool
+        Whether the target is scaled too.
+    """
+    if state is not None:
+        return state
+    one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    fold = {name: Sum() for name in ("n", "sum", "square", "y_n", "y_sum", "y_square")}
+    shared: dict[str, Any] = {"mean": torch.zeros(shape, dtype=torch.float64), "y_mean": zero, "real": real_target}
+    got = yield Ask(column_sums, shared, fold)
+    assert got is not None
+    mean = got["sum"] / got["n"].clamp(min=1)
+    y_mean = got["y_sum"] / got["y_n"].clamp(min=1) if real_target else zero
+    got = yield Ask(column_sums, {**shared, "mean": mean, "y_mean": y_mean}, fold)
+    assert got is not None
+    if divide:
+        y_scale = _deviation(got["y_square"], got["y_n"]) if real_target else one
+        state = Scaling(mean, mean, _deviation(got["square"], got["n"]), y_mean, y_scale)
+    else:
+        state = Scaling(mean, torch.zeros_like(mean), torch.ones_like(mean), zero, one)
+    yield Save(state)
+    return state
+
+
+def _deviation(square: Tensor, n: Tensor) -> Tensor:
+    """Standard deviation; 1 for a constant column, which so becomes 0."""
+    deviation = (square / n.clamp(min=1)).sqrt()
+    return torch.where(deviation > 1e-12, deviation, 1.0)
+
+
+def safe_step_size(state: "Steepness | None", *, model: Dense) -> Run:
+    """Find a step with which no client's gradient descent diverges: one over the largest curvature of a linear model.
+
+    Each client finds its own largest eigenvalue; the maximum over clients is bounded by a sum of their 16th powers.
+    """
+    if state is None:
+        got = yield Ask(curvature, {"model": model}, {"power": Sum()})
+        assert got is not None
+        state = Steepness(float(got["power"]) ** (1 / _POWER))
+        yield Save(state)
+    return state
+
+
+@dataclass(frozen=True)
+class Steepness:
+    """A bound on every client's largest eigenvalue of its features' second moments."""
+
+    value: float
+
+
+def steepness(model: Dense, bound: float) -> float:
+    """Step size from the bound: second derivatives are 2 x x^T (squared loss), at most x x^T / 2 (cross-entropy)."""
+    return 1.0 / max((2.0 if model.loss == "squared" else 0.5) * bound + model.l2, 1e-12)
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Counts, sums and squares about a given centre of every column, missing values left out."""
+    real = data.real.view(*data.real.shape, *(1,) * (data.x.dim() - 2))
+    there = real & ~data.x.isnan()
+    x = torch.where(there, data.x, 0).to(torch.float64) - shared["mean"][0] * there
+    reply = {"n": there.sum(1, dtype=torch.float64), "sum": x.sum(1), "square": (x * x).sum(1)}
+    n = data.n.to(torch.float64)
+    y = torch.zeros_like(data.weights, dtype=torch.float64)
+    if shared["real"]:
+        y = (data.target.to(torch.float64) - shared["y_mean"][0]) * data.real
+    reply |= {"y_n": n, "y_sum": y.sum(1), "y_square": (y * y).sum(1)}
+    return {name: value[None] for name, value in reply.items()}, {}
+
+
+def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Largest eigenvalue of each client's mean x x^T by power iteration, to the 16th power."""
+    x = data.x
+    if shared["model"].intercept:
+        x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    v = x.new_ones(len(x), x.shape[-1])
+    value = x.new_zeros(len(x))
+    for _ in range(_ITERATIONS):
+        v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        projected = torch.einsum("cnd,cd->cn", x, v) * data.weights
+        v = torch.einsum("cnd,cn->cd", x, projected)
+        value = v.norm(dim=1)
+    return {"power": (1.05 * value.to(torch.float64))[None] ** _POWER}, {}

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All options of a fit: one tree, the same for Python, the command line, TOML files and run folders."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from coterie.errors import ConfigError
+
+__all__ = ["ClusterOptions", "DataOptions", "FitOptions", "ModelOptions", "TrainingOptions", "options"]
+
+Method = Literal["ifca", "fedavg", "local"]
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataOptions(_Options):
+    """What is read, and what is held out."""
+
+    path: str | None = None
+    client: str | None = None
+    target: str | None = None
+    features: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    missing: Literal["error", "mean", "drop"] = "error"
+    task: Literal["auto", "regression", "classification"] = "auto"
+    min_rows: int = Field(1, ge=1)
+    test_size: float = Field(0.2, ge=0, lt=1)
+    new_clients: float = Field(0.0, ge=0, lt=1)
+    standardise: bool = True
+
+
+class ModelOptions(_Options):
+    """What is trained. `hidden` layers make a linear model a network; a torch module is given in Python only."""
+
+    hidden: tuple[int, ...] = ()
+    intercept: bool = True
+    l2: float = Field(0.0, ge=0)
+
+
+class TrainingOptions(_Options):
+    """Rounds and local work. `step_size` None: from the clients' curvature for linear models, 0.1 for networks."""
+
+    rounds: int = Field(100, ge=1)
+    step_size: float | None = Field(None, gt=0)
+    local_steps: int = Field(10, ge=1)
+    epochs: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    proximal: float = Field(0.0, ge=0)
+    decay: float = Field(1.0, gt=0, le=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    weighting: Literal["clients", "rows"] | None = None
+    tol: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _epochs_need_batches(self) -> "TrainingOptions":
+        if self.epochs is not None and self.batch_size is None:
+            raise ValueError("epochs count passes in minibatches: give batch_size too")
+        return self
+
+
+class ClusterOptions(_Options):
+    """What IFCA alone needs."""
+
+    n_clusters: int = Field(2, ge=1)
+    averaging: Literal["model", "gradient"] = "model"
+    init: Literal["random", "balanced", "spread", "warm"] = "spread"
+    n_init: int = Field(1, ge=1)
+    candidates: int = Field(5, ge=1)
+    soft: bool = False
+    temperature: float | None = Field(None, gt=0)
+    shared_layers: tuple[str, ...] = ()
+    patience: int = Field(5, ge=0)
+
+
+class FitOptions(_Options):
+    """Everything that decides what a fit gives."""
+
+    method: Method = "ifca"
+    seed: int = Field(0, ge=0)
+    baselines: bool = True
+    data: DataOptions = DataOptions()
+    model: ModelOptions = ModelOptions()
+    training: TrainingOptions = TrainingOptions()
+    clusters: ClusterOptions = ClusterOptions()
+
+
+def options(tree: dict[str, Any] | None = None, *, file: Path | None = None, sets: Sequence[str] = ()) -> FitOptions:
+    """Put options together: a TOML file, then given values, then `a.b=c` words; later ones win.
+
+    Parameters
+    ----------
+    tree : dict, optional
+        Nested values.
+    file : Path, optional
+        A TOML file with the same nesting.
+    sets : sequence of str
+        Words like "training.rounds=50"; the value is read as TOML, else as text.
+    """
+    merged: dict[str, Any] = {}
+    if file is not None:
+        _merge(merged, _read_toml(file))
+    _merge(merged, tree or {})
+    for word in sets:
+        _merge(merged, _parse_word(word))
+    try:
+        return FitOptions.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the options"
+        said = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {said[0].lower()}{said[1:]}", "`coterie fit --help` lists the options") from None
+
+
+def _merge(into: dict[str, Any], tree: dict[str, Any]) -> None:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            _merge(into.setdefault(name, {}), value)
+        else:
+            into[name] = value
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {file}", "check the path after --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}", "a line looks like: rounds = 50") from None
+
+
+def _parse_word(word: str) -> dict[str, Any]:
+    name, found, text = word.partition("=")
+    if not found or not name:
+        raise ConfigError(f"'{word}' is not a setting", "write it like --set training.rounds=50")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    tree: Any = value
+    for part in reversed(name.split(".")):
+        tree = {part: tree}
+    return dict(tree)
