@@ -5,6 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, and no deadline: the first call of a torch function may take a second.
+settings.register_profile("coterie", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("coterie")
 
 
 @pytest.fixture(scope="session")

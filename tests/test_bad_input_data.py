@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from coterie.data import gather
 from coterie.data.check import check
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, DataError
@@ -286,6 +287,20 @@ def test_options_that_make_no_sense(parquet, option):
     with pytest.raises(ConfigError) as caught:
         read(parquet(), client="who", **option)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_file_that_changes_while_it_is_read(parquet, monkeypatch, rows):
+    path = parquet()
+    counted = gather.laid_out
+
+    def meanwhile(scan, min_rows):
+        parquet(who=["a"] * rows, x=[1.0] * rows, y=[2.0] * rows)
+        return counted(scan, min_rows)
+
+    monkeypatch.setattr("coterie.data.readers.laid_out", meanwhile)
+    with pytest.raises(DataError, match="changed while it was read"):
+        read(path, client="who", target="y")
 
 
 def test_holding_out_everybody(parquet):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from coterie.data.check import check
 from coterie.data.ragged import DiskRows, Ragged
-from coterie.data.readers import Clients, from_arrays, read, read_with
+from coterie.data.readers import from_arrays, read, read_with
 from coterie.data.schema import Column, Schema
 
 PATIENTS = {
@@ -533,12 +533,11 @@ def test_check_of_real_data_agrees_with_numpy(shared_data):
     assert "clients are very unequal" in sentences
 
 
-def test_clients_can_be_named_in_any_order(tmp_path):
-    """Shuffling the rows of a file changes the order of rows within clients and nothing else."""
+def test_shuffling_a_file_changes_the_order_within_clients_and_nothing_else(tmp_path):
     order = np.random.default_rng(1).permutation(6)
     a = read(write_parquet(tmp_path / "a.parquet", PATIENTS), client="hospital", target="died", test_size=0)
     shuffled = {name: [values[i] for i in order] for name, values in PATIENTS.items()}
-    b: Clients = read(write_parquet(tmp_path / "b.parquet", shuffled), client="hospital", target="died", test_size=0)
+    b = read(write_parquet(tmp_path / "b.parquet", shuffled), client="hospital", target="died", test_size=0)
     assert a.schema == b.schema
     for name in a.names.tolist():
         x, u = rows_of(a.train, name)[0], rows_of(b.train, name)[0]

@@ -1,4 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federated learning where clients differ."""
+"""Federated learning where clients differ: find the hidden structure without moving the data, and train what fits."""
 
 __version__ = "0.1.0"
+
+from coterie.data.clients import Clients
+from coterie.data.readers import from_arrays, read
+from coterie.errors import ConfigError, CoterieError, DataError, RunError
+from coterie.estimators import IFCA, FedAvg, load
+
+__all__ = [
+    "IFCA",
+    "Clients",
+    "ConfigError",
+    "CoterieError",
+    "DataError",
+    "FedAvg",
+    "RunError",
+    "__version__",
+    "from_arrays",
+    "load",
+    "read",
+]

@@ -19,7 +19,7 @@ from coterie.data.sources import Source
 from coterie.data.values import coded
 from coterie.errors import DataError
 
-__all__ = ["gather", "laid_out", "scanned"]
+__all__ = ["batch_rows", "gather", "laid_out", "scanned"]
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
@@ -59,34 +59,48 @@ def gather(
     spill: str | Path | None,
 ) -> tuple[Ragged, int]:
     """Encode all rows and store them by client, in the order of the file: (rows, cells with unknown levels)."""
-    number = torch.empty(0, dtype=dtype).numpy().dtype
-    label = np.dtype(np.int64) if schema.task == "classification" else number
-    n, d = layout.n_rows, schema.n_features
-    size = n * (d * number.itemsize + (label.itemsize if roles.target is not None else 0))
-    folder = None if size <= memory else _room(spill, size)
-    x = _allocate((n, d), number, folder)
-    y = None if roles.target is None else _allocate((n,), label, folder)
+    x, y = _storage(schema, layout.n_rows, roles.target is not None, dtype, memory, spill)
     places = {str(name): i for i, name in enumerate(layout.names)}
+    free, ends = layout.starts.copy(), layout.starts + layout.counts  # [M] where each client's next row goes
     unknown = 0
-    free = layout.starts.copy()  # [M] where each client's next row goes
-    for batch, _ in source.batches(roles.used, rows=batch_rows(max(d, len(roles.used)))):
+    for batch, _ in source.batches(roles.used, rows=batch_rows(max(schema.n_features, len(roles.used)))):
         kept = roles.kept(batch)
         owner = coded(kept.column(roles.client), places)
-        large = owner >= 0
-        if not large.all():
-            kept, owner = kept.filter(pa.array(large)), owner[large]
+        wanted = owner >= 0  # the others belong to clients that are too small
+        if not wanted.all():
+            kept, owner = kept.filter(pa.array(wanted)), owner[wanted]
         rows, targets, strange = schema.encode_counting(kept)
-        unknown += strange
         place = _take_places(owner, free)
+        if (free > ends).any():
+            raise _changed(source)
         _write(x, place, rows)
         if y is not None and targets is not None:
             _write(y, place, targets)
+        unknown += strange
+    if (free < ends).any():
+        raise _changed(source)
     return Ragged(layout, _ready(x), None if y is None else _ready(y)), unknown
 
 
 def batch_rows(width: int) -> int:
     """Rows of `width` numbers that make a batch."""
     return max(256, min(_BATCH_ROWS, _BATCH_BYTES // (8 * width)))
+
+
+def _changed(source: Source) -> DataError:
+    return DataError(f"'{source.path}' changed while it was read", "read it again when nothing writes to it")
+
+
+def _storage(
+    schema: Schema, n: int, with_target: bool, dtype: torch.dtype, memory: int, spill: str | Path | None
+) -> "tuple[np.ndarray | DiskRows, np.ndarray | DiskRows | None]":
+    """Make room for n rows: features and targets."""
+    number = torch.empty(0, dtype=dtype).numpy().dtype
+    label = np.dtype(np.int64) if schema.task == "classification" else number
+    size = n * (schema.n_features * number.itemsize + with_target * label.itemsize)
+    folder = None if size <= memory else _room(spill, size)
+    x = _allocate((n, schema.n_features), number, folder)
+    return x, _allocate((n,), label, folder) if with_target else None
 
 
 def _room(spill: str | Path | None, size: int) -> Path:

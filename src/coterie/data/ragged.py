@@ -162,7 +162,7 @@ class Ragged:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one row's features."""
-        return tuple(self.x.shape[1:])
+        return tuple(_row(self.x, self.change).shape[2:])
 
     @property
     def keys(self) -> Tensor:
@@ -174,6 +174,16 @@ class Ragged:
     def client(self, number: int) -> Block:
         """One client's rows."""
         return next(self.blocks(torch.tensor([number])))
+
+    @property
+    def owners(self) -> np.ndarray:
+        """[N] the client of every row, in the order of storage."""
+        return np.repeat(self.layout.order, self.layout.counts[self.layout.order])
+
+    def order_of(self, groups: np.ndarray) -> np.ndarray:
+        """Tell where each stored row stands among rows that were given with these groups [N]."""
+        number = np.searchsorted(self.names, np.asarray(groups, dtype=str))
+        return np.argsort(self._place()[number], kind="stable")
 
     # -- blocks -------------------------------------------------------------------------------------------------------
     def blocks(
@@ -198,7 +208,8 @@ class Ragged:
             chosen[ids.numpy()] = True
             order = order[chosen[order]]
         counts = self.layout.counts[order]
-        row_bytes = row_room + _row_bytes(self.x) + (0 if self.y is None else _row_bytes(self.y))
+        row_bytes = row_room + _row(self.x, self.change).nbytes
+        row_bytes += 0 if self.y is None else _row(self.y, self.change_y).nbytes
         for i, j in _cuts(counts, row_bytes, room, budget):
             yield self._block(order[i:j])
 
@@ -273,14 +284,14 @@ class Ragged:
 
     def only(self, ids: np.ndarray) -> "Ragged":
         """Keep some clients (numbers); they are numbered anew."""
-        return self._select(np.isin(self._owner(), ids), np.sort(ids))
+        return self._select(np.isin(self.owners, ids), np.sort(ids))
 
     def split(self, fraction: float, *, seed: int, purpose: str = "test") -> "tuple[Ragged, Ragged]":
         """Hold out a share of every client's rows: (rest, held out).
 
         Which rows depends on the seed, the purpose and the client's name only. A client keeps at least one row.
         """
-        counts, owner = self.layout.counts, self._owner()
+        counts, owner = self.layout.counts, self.owners
         held = np.minimum(np.round(counts * fraction).astype(np.int64), np.maximum(counts - 1, 0))
         row = np.arange(len(owner)) - self.layout.starts[owner]
         u = _keys.uniform_at(_keys.key(seed, purpose, self.keys)[owner], torch.from_numpy(row)).numpy()
@@ -302,13 +313,9 @@ class Ragged:
         place[self.layout.order] = np.arange(self.n_clients)
         return place
 
-    def _owner(self) -> np.ndarray:
-        """[N] the client of every row, in the order of storage."""
-        return np.repeat(self.layout.order, self.layout.counts[self.layout.order])
-
     def _select(self, keep: np.ndarray, ids: np.ndarray) -> "Ragged":
         """Keep some rows (a mask, in the order of storage) of some clients (ascending)."""
-        owner = self._owner()[keep]
+        owner = self.owners[keep]
         counts = np.bincount(owner, minlength=self.n_clients)[ids]
         layout = Layout.plan(self.layout.names[ids], counts, self._place()[ids])
         place = np.empty(self.n_clients, dtype=np.int64)
@@ -343,8 +350,10 @@ def _cuts(counts: np.ndarray, row_bytes: int, room: int, budget: int) -> Iterato
         i = low
 
 
-def _row_bytes(source: "Tensor | DiskRows") -> int:
-    return int(np.prod(source.shape[1:], dtype=np.int64)) * source.dtype.itemsize
+def _row(source: "Tensor | DiskRows", change: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """One row of zeros as blocks hand it out.  [1, 1, ...]"""
+    row = torch.zeros(1, 1, *source.shape[1:], dtype=_dtype(source))
+    return row if change is None else change(row)
 
 
 def _dtype(source: "Tensor | DiskRows") -> torch.dtype:

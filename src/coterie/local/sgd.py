@@ -79,39 +79,41 @@ def _train_chunk(model: Model, theta: Tensor, data: Block, step_size: float, how
     """One run, a cache-sized number of clients.  theta [C, P]"""
     descent = model.descent(theta, momentum=how.momentum, proximal=how.proximal)
     augment = model.augment if isinstance(model, Network) else None
-    for t, (x, y, weights, active) in enumerate(_batches(data, how, key)):
-        if augment is not None:
-            pictures = keys.key(key, t, "augment", data.keys[:, None], torch.arange(x.shape[1]))  # [C, B]
-            descent.step(augment(x, pictures), y, weights, step_size, active)
-        else:
+    for x, y, weights, active, when in _batches(data, how, key):
+        if augment is None:
             descent.step(x, y, weights, step_size, active)
+        else:
+            pictures = keys.key(key, *when, "augment", data.keys[:, None], torch.arange(x.shape[1]))  # [C, B]
+            descent.step(augment(x, pictures), y, weights, step_size, active)
     return descent.result()
 
 
-def _batches(data: Block, how: Training, key: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """Rows, targets and weights of every step, and which clients take it (None: all)."""
+Batch = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def _batches(data: Block, how: Training, key: Tensor) -> Iterator[tuple[*Batch, tuple[int, int]]]:
+    """Rows, targets and weights of every step, which clients take it (None: all), and when: pass and place in it."""
     if how.batch_size is None:
         active = None if bool((data.n > 0).all()) else (data.n > 0).to(data.x.dtype)
-        for _ in range(how.steps if how.epochs is None else how.epochs):
-            yield data.x, data.target, data.weights, active
+        for t in range(how.steps if how.epochs is None else how.epochs):
+            yield data.x, data.target, data.weights, active, (t, 0)
         return
     per_epoch = -(-data.n // how.batch_size)  # [C] a client's steps in one pass, the last one on what is left
-    longest = int(per_epoch.max())
     taken = torch.zeros_like(data.n)
     limit = torch.full_like(data.n, how.steps) if how.epochs is None else per_epoch * how.epochs
     epoch = 0
     while bool(((taken < limit) & (data.n > 0)).any()):
         order = keys.permuted(keys.key(key, epoch, "batch", data.keys), data.real)  # [C, N]
-        for b in range(longest):
+        for b in range(int(per_epoch.max())):
             active = (b < per_epoch) & (taken < limit)
-            yield _batch(data, order[:, b * how.batch_size : (b + 1) * how.batch_size], active)
-            taken += active
-            if how.epochs is None and bool((taken >= limit)[data.n > 0].all()):
+            if not bool(active.any()):  # the others wait for their next pass
                 break
+            yield *_batch(data, order[:, b * how.batch_size : (b + 1) * how.batch_size], active), (epoch, b)
+            taken += active
         epoch += 1
 
 
-def _batch(data: Block, rows: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _batch(data: Block, rows: Tensor, active: Tensor) -> Batch:
     c = torch.arange(len(rows))[:, None]
     real = data.real[c, rows]
     weights = real / real.sum(1, keepdim=True).clamp(min=1).to(data.x.dtype)

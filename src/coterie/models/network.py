@@ -85,14 +85,16 @@ class Network:
         drawn = []
         with torch.random.fork_rng():
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
-            before = {name: value.detach().clone() for name, value in self.module.named_parameters()}
+            before = [value.detach().clone() for value in self.module.parameters()]
             for _ in range(n):
                 for part in self.module.modules():
                     reset = getattr(part, "reset_parameters", None)
                     if callable(reset):
                         reset()
                 drawn.append(torch.cat([p.detach().flatten() for p in self.module.parameters()]))
-            self.module.load_state_dict(before)
+            with torch.no_grad():
+                for value, own in zip(self.module.parameters(), before, strict=True):
+                    value.copy_(own)
         return torch.stack(drawn)
 
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: results to stdout, progress and words to stderr, exit code 2 on misuse."""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from coterie import __version__
+from coterie.config import FitOptions, options
+from coterie.data.check import Findings, check
+from coterie.data.clients import Clients
+from coterie.data.readers import read
+from coterie.engines.in_process import Round
+from coterie.errors import ConfigError, CoterieError
+from coterie.estimators import load
+from coterie.fitting import Fitted, Watch, check_fit, fit
+from coterie.report import write_report
+from coterie.runs import begin_run, finish_run, read_options
+from coterie.studies import commands, digits_demo
+from coterie.tables import assignments, predictions, write_rows
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Federated learning where clients differ: find the hidden structure without moving the data, train what fits.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+app.add_typer(commands.app, name="study")
+
+out, err = Console(), Console(stderr=True)
+
+Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
+Target = Annotated[str | None, typer.Option(help="Column to predict.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
+Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.command("demo")
+def demo_command(
+    out_: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
+    chosen = digits_demo.demo_options(seed)
+    folder = out_ or _free_folder("demo")
+    _fit_into(folder, chosen, digits_demo.demo_clients(seed), as_json)
+
+
+@app.command("fit")
+def fit_command(
+    data: Data,
+    client: Client = None,
+    target: Target = None,
+    method: Annotated[
+        str | None, typer.Option(help="ifca, fedavg (with --set training.proximal=...: FedProx).")
+    ] = None,
+    clusters: Annotated[int | None, typer.Option(help="Number of clusters.")] = None,
+    starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
+    hidden: Annotated[
+        str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; none is linear.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    missing: Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")] = None,
+    task: Annotated[str | None, typer.Option(help="auto, regression or classification.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")] = None,
+    categorical: Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")] = None,
+    min_rows: Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")] = None,
+    test_size: Annotated[float | None, typer.Option(help="Share of each client's rows to hold out.")] = None,
+    new_clients: Annotated[float | None, typer.Option(help="Share of the clients to hold out.")] = None,
+    baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
+    out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit models to clients that differ, and write a run folder with a report."""
+    tree = {
+        "method": method, "seed": seed, "baselines": baselines,
+        "data": {
+            "path": str(data), "client": client, "target": target, "missing": missing, "task": task,
+            "exclude": tuple(exclude or ()) or None, "categorical": tuple(categorical or ()) or None,
+            "min_rows": min_rows, "test_size": test_size, "new_clients": new_clients,
+        },
+        "model": {"hidden": _numbers(hidden)}, "training": {"rounds": rounds},
+        "clusters": {"n_clusters": clusters, "n_init": starts},
+    }  # fmt: skip
+    chosen = options(_given(tree), file=config, sets=sets or ())
+    clients = _read(chosen)
+    stem = data.name.split(".")[0]
+    _fit_into(out_ or _free_folder(f"{stem}-{chosen.method}"), chosen, clients, as_json)
+
+
+@app.command("resume")
+def resume_command(run: Run, as_json: AsJson = False) -> None:
+    """Continue a run that was interrupted; the result is what it would have been."""
+    chosen = read_options(run)
+    _fit_into(run, chosen, _read(chosen), as_json)
+
+
+@app.command("predict")
+def predict_command(run: Run, data: Data, out_: Out = None) -> None:
+    """Predict every row of DATA, each client by its own cluster's model."""
+    write_rows(predictions(load(run), data), out_)
+
+
+@app.command("assign")
+def assign_command(run: Run, data: Data, out_: Out = None) -> None:
+    """Place clients, also new ones, by the loss on their labelled rows."""
+    table = assignments(load(run), data)
+    unsure = table["certain"].to_pylist().count(False)
+    write_rows(table, out_)
+    if unsure:
+        err.print(f"warning: {unsure} of {table.num_rows} clients could as well belong elsewhere: margin within noise")
+
+
+@app.command("report")
+def report_command(run: Run) -> None:
+    """Write the HTML report of a run again, and print its path."""
+    print(write_report(run))
+
+
+@data_app.command("check")
+def check_command(
+    data: Data,
+    client: Client = None,
+    target: Target = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")] = None,
+    missing: Annotated[str, typer.Option(help="Missing values: error, mean or drop.")] = "error",
+    min_rows: Annotated[int, typer.Option(help="Leave out clients with fewer rows.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is in the data and what would go wrong."""
+    found = check(data, client=client, target=target, exclude=exclude or (), missing=missing, min_rows=min_rows)  # type: ignore[arg-type]
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        _show_findings(found)
+    if not found.ok:
+        raise typer.Exit(2)
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+def _read(chosen: FitOptions) -> Clients:
+    """Read what the options name."""
+    d = chosen.data
+    if d.path == digits_demo.NAME:
+        return digits_demo.demo_clients(chosen.seed)
+    if d.path is None:
+        raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
+    return read(
+        d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
+        missing=d.missing, task=d.task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
+        seed=chosen.seed,
+    )  # fmt: skip
+
+
+def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, as_json: bool) -> None:
+    check_fit(clients, chosen)
+    command = "coterie " + shlex.join(sys.argv[1:])
+    new = not folder.exists()
+    begin_run(folder, chosen, command, clients)
+    err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}", highlight=False, soft_wrap=True)
+    try:
+        with _progress() as watch:
+            fitted = fit(clients, chosen, folder=folder, watch=watch)
+    except CoterieError:
+        if new:
+            shutil.rmtree(folder)  # nothing half-written
+        raise
+    except KeyboardInterrupt:
+        err.print(f"interrupted; continue with: coterie resume {folder}")
+        raise
+    more = digits_demo.demo_results(chosen.seed, fitted) if chosen.data.path == digits_demo.NAME else {}
+    finish_run(folder, fitted, command, more)
+    report = write_report(folder)
+    if as_json:
+        print(json.dumps({"run": str(folder), "report": str(report), **_summary(fitted), **more}, indent=2))
+    else:
+        _show(fitted, more)
+        print(f"report: {report}")
+
+
+def _summary(fitted: Fitted) -> dict[str, Any]:
+    return {
+        "method": fitted.options.method, "seed": fitted.options.seed, "metric": fitted.metric,
+        "methods": [vars(score) for score in fitted.scores],
+        "cluster_sizes": fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist(),
+        "uncertain_clients": int((~fitted.placed.certain).sum()), "warnings": fitted.warnings,
+        "target_scale": float(fitted.scaling.y_scale), "seconds": fitted.seconds,
+    }  # fmt: skip
+
+
+def _show(fitted: Fitted, more: dict[str, Any]) -> None:
+    accuracy = fitted.metric == "accuracy"
+    scale = float(fitted.scaling.y_scale)
+    table = Table(
+        "", "training rows", "held-out rows", *(() if accuracy else ("in standard deviations",)), "new clients"
+    )
+    for s in fitted.scores:
+        values = [s.train, s.test, *(() if accuracy else (None if s.test is None else s.test / scale,)), s.new_clients]
+        table.add_row(s.label, *("-" if v is None else f"{v:.1%}" if accuracy else f"{v:.4g}" for v in values))
+    out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}", highlight=False)
+    out.print(table)
+    if len(fitted.theta) > 1:
+        sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
+        out.print(f"clients per cluster: {', '.join(map(str, sizes))}", highlight=False)
+    if "adjusted_rand" in more:
+        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}", highlight=False)
+    for said in fitted.warnings:
+        err.print(f"warning: {said}", highlight=False)
+
+
+@contextmanager
+def _progress() -> Iterator[Watch | None]:
+    """Show a bar per phase on a terminal; nothing elsewhere."""
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[said]}"),
+    )
+    with Progress(*columns, console=err) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(phase: str, done: Round, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=total, said="")
+            said = f"loss {done.info['loss']:.4g}" if "loss" in done.info else ""
+            if "sizes" in done.info:
+                said += f"  sizes {' '.join(map(str, done.info['sizes']))}"
+            bar.update(tasks[phase], completed=min(done.round if total > 1 else 1, total), said=said)
+
+        yield watch
+
+
+# -- small helpers ----------------------------------------------------------------------------------------------------
+def _given(tree: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what was not said."""
+    kept = {name: _given(value) if isinstance(value, dict) else value for name, value in tree.items()}
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"'{text}' is not a list of layer sizes", "write it like --hidden 64,32") from None
+
+
+def _free_folder(stem: str) -> Path:
+    number = 1
+    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def _show_findings(found: Findings) -> None:
+    per = ", ".join(f"{name} {value:g}" for name, value in found.rows_per_client.items())
+    out.print(f"{found.rows} rows, {found.clients} clients; rows per client: {per}", highlight=False)
+    table = Table("column", "kind", "missing", "levels", "")
+    for f in found.features:
+        table.add_row(
+            f.name,
+            f.kind or "-",
+            str(f.missing),
+            str(len(f.levels)) if f.levels else "-",
+            "constant" if f.constant else "",
+        )
+    out.print(table)
+    for problem in found.problems:
+        out.print(f"{problem.severity}: {problem.sentence}\n  hint: {problem.hint}", highlight=False)
+    if found.ok:
+        out.print("ready to fit", highlight=False)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app(standalone_mode=False)
+    except CoterieError as error:
+        err.print(f"error: {error.message}", highlight=False, markup=False, soft_wrap=True)
+        if error.hint:
+            err.print(f"hint: {error.hint}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except click.exceptions.Exit as leave:
+        sys.exit(leave.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        sys.exit(130)

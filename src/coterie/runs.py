@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run is a folder: options, rounds, clients, models and a report, each written whole or not at all."""
+
+import hashlib
+import io
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from coterie import __version__
+from coterie.algorithms.preparation import Scaling
+from coterie.config import FitOptions
+from coterie.data.clients import Clients
+from coterie.data.schema import Schema
+from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors
+from coterie.engines.in_process import Round
+from coterie.errors import ConfigError, RunError
+from coterie.evaluate import Placed
+from coterie.fitting import Fitted
+from coterie.models import Dense, Model, Network
+
+__all__ = ["Loaded", "begin_run", "finish_run", "load_run", "read_options"]
+
+_MODELS = "models/models.safetensors"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A finished run, read back: all that predicting and placing need."""
+
+    options: FitOptions
+    schema: Schema
+    model: Model
+    scaling: Scaling
+    theta: Tensor  # [K, P]
+    labels: dict[str, int]  # client -> cluster
+
+
+def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> None:
+    """Make the folder and write down what is about to be done.
+
+    A folder that holds something else, a run with other options, or a run on other data, is refused.
+    """
+    print_ = _fingerprint(clients)
+    if (folder / "run.json").exists():
+        if _read_json(folder).get("fingerprint", print_) != print_:
+            raise RunError(
+                f"the data of the run in {folder} has changed since it began", "start a new run with another --out"
+            )
+        if read_options(folder) != options:
+            raise ConfigError(
+                f"{folder} holds a run with other options",
+                f"continue it with `coterie resume {folder}`, or name another --out",
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and not a run", "name a new folder with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder, {"status": "running", **_header(options, command), "fingerprint": print_})
+
+
+def finish_run(folder: Path, fitted: Fitted, command: str, results: Mapping[str, Any] | None = None) -> None:
+    """Write everything that a finished run holds; `results` adds to what the fit itself says."""
+    _write_models(folder, fitted)
+    _write_table(folder / "rounds.parquet", _rounds(fitted.rounds))
+    _write_table(folder / "clients.parquet", _clients(fitted))
+    document = {"status": "finished", "seconds": fitted.seconds, **_header(fitted.options, command)}
+    document |= {"data": _data(fitted), "results": {**_results(fitted), **(results or {})}}
+    _write_json(folder, document)
+    for left in (folder / "checkpoints").glob("*.safetensors"):
+        left.unlink()
+    if (folder / "checkpoints").exists():
+        (folder / "checkpoints").rmdir()
+
+
+def read_options(folder: Path) -> FitOptions:
+    """Read what a run was asked to do."""
+    return FitOptions.model_validate(_read_json(folder)["config"])
+
+
+def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Loaded:
+    """Read a finished run.
+
+    Parameters
+    ----------
+    folder : Path
+        The run.
+    module : nn.Module or Model, optional
+        The user's own network, when that was trained: code is not kept in a run folder.
+    """
+    document = _read_json(folder)
+    if document["status"] != "finished":
+        raise RunError(f"the run in {folder} has not finished", f"continue it with `coterie resume {folder}`")
+    tensors, said = load_tensors(folder / _MODELS)
+    model = _model_from(said["model"], module)
+    scaling = Scaling(
+        **{name.removeprefix("scaling/"): v for name, v in tensors.items() if name.startswith("scaling/")}
+    )
+    table = pq.read_table(folder / "clients.parquet", columns=["client", "label"])
+    labels = dict(zip(table["client"].to_pylist(), table["label"].to_pylist(), strict=True))
+    schema = Schema.model_validate(said["schema"])
+    return Loaded(read_options(folder), schema, model, scaling, tensors["theta"], labels)
+
+
+def _fingerprint(clients: Clients) -> str:
+    """What tells one data set from another: its columns, clients and row counts."""
+    seen = hashlib.blake2b(clients.schema.model_dump_json().encode(), digest_size=16)
+    for rows in (clients.train, clients.test, clients.newcomers):
+        if rows is not None:
+            seen.update("\0".join(rows.names.tolist()).encode() + rows.layout.counts.tobytes())
+    return seen.hexdigest()
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+def _header(options: FitOptions, command: str) -> dict[str, Any]:
+    packages = ("torch", "numpy", "scikit-learn", "pyarrow")
+    return {
+        "coterie": __version__,
+        "method": options.method,
+        "seed": options.seed,
+        "command": command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "config": options.model_dump(mode="json"),
+    }
+
+
+def _data(fitted: Fitted) -> dict[str, Any]:
+    schema, data = fitted.schema, fitted.options.data
+    rows = sum(int(fitted.per_client[name].sum()) for name in ("rows_train", "rows_test") if name in fitted.per_client)
+    return {
+        "path": data.path, "client": schema.client, "target": schema.target, "task": schema.task,
+        "n_clients": len(fitted.names), "n_rows": rows, "n_features": schema.n_features, "metric": fitted.metric,
+        "metric_better": "higher" if fitted.metric == "accuracy" else "lower",
+        "target_scale": float(fitted.scaling.y_scale),
+    }  # fmt: skip
+
+
+def _results(fitted: Fitted) -> dict[str, Any]:
+    k = len(fitted.theta)
+    last = fitted.options.clusters.n_init if fitted.chosen_run is not None else 0
+    return {
+        "methods": [asdict(score) for score in fitted.scores],
+        "n_clusters": k,
+        "cluster_sizes": torch.bincount(fitted.placed.label, minlength=k).tolist(),
+        "chosen_run": last,
+        "uncertain_clients": int((~fitted.placed.certain).sum()),
+        "warnings": fitted.warnings,
+        "events": [
+            {"run": r.run, "round": r.round, "text": text} for r in fitted.rounds for text in r.info.get("events", ())
+        ],
+        "profiles": _profiles(fitted),
+    }
+
+
+def _profiles(fitted: Fitted) -> dict[str, Any] | None:
+    """How linear models differ: coefficients of standardised features."""
+    model = fitted.model
+    if not isinstance(model, Dense) or not model.is_linear or model.loss != "squared" or len(fitted.theta) < 2:
+        return None
+    weight = fitted.theta[:, model.layers["0.weight"]]
+    return {"features": list(fitted.schema.feature_names), "coefficients": weight.tolist()}
+
+
+def _write_models(folder: Path, fitted: Fitted) -> None:
+    (folder / "models").mkdir(exist_ok=True)
+    tensors = {"theta": fitted.theta}
+    tensors |= {f"scaling/{name}": value for name, value in vars(fitted.scaling).items()}
+    document = {"model": _describe(fitted.model), "schema": fitted.schema.model_dump(mode="json")}
+    save_tensors(folder / _MODELS, tensors, document)
+    for k, theta in enumerate(fitted.theta):
+        named = {name: theta[part] for name, part in fitted.model.layers.items()}
+        save_tensors(folder / "models" / f"cluster-{k}.safetensors", named, {"cluster": k})
+
+
+def _describe(model: Model) -> dict[str, Any]:
+    if isinstance(model, Network):
+        return {"kind": "network", "loss": model.loss, "shape": model.shape, "kernel": model.kernel}
+    made = asdict(model)
+    return {"kind": "dense", **made, "dtype": str(model.dtype).removeprefix("torch.")}
+
+
+def _model_from(said: dict[str, Any], module: nn.Module | Model | None) -> Model:
+    if said["kind"] == "dense":
+        own = {name: said[name] for name in ("loss", "intercept", "l2")}
+        return Dense(tuple(said["sizes"]), dtype=getattr(torch, said["dtype"]), **own)
+    if isinstance(module, Network):
+        return module
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            "this run trained a torch module, whose code is not in the folder",
+            "load it in Python: coterie.load(RUN, model=MyNet())",
+        )
+    shape = None if said["shape"] is None else tuple(said["shape"])
+    return Network(module, said["loss"], shape, said["kernel"])
+
+
+def _rounds(rounds: list[Round]) -> pa.Table:
+    rows = [r for r in rounds if "loss" in r.info or "sizes" in r.info]
+    return pa.table(
+        {
+            "run": pa.array([r.run for r in rows], pa.int64()),
+            "round": pa.array([r.round for r in rows], pa.int64()),
+            "loss": pa.array([r.info.get("loss") for r in rows], pa.float64()),
+            "participants": pa.array([r.participants for r in rows], pa.int64()),
+            "bytes_up": pa.array([r.bytes_up for r in rows], pa.int64()),
+            "bytes_down": pa.array([r.bytes_down for r in rows], pa.int64()),
+            "seconds": pa.array([r.seconds for r in rows], pa.float64()),
+            "moved": pa.array([r.info.get("moved") for r in rows], pa.int64()),
+            "sizes": pa.array([r.info.get("sizes") for r in rows], pa.list_(pa.int64())),
+        }
+    )
+
+
+def _clients(fitted: Fitted) -> pa.Table:
+    found = fitted.placed
+    x, y = _map(found)
+    columns: dict[str, Any] = {
+        "client": fitted.names.tolist(),
+        "label": found.label.numpy(),
+        "margin": found.margin.double().numpy(),
+        "margin_error": pa.array(found.margin_error.double().tolist(), pa.float64()),
+        "certain": found.certain.numpy(),
+    }
+    columns |= {name: value.numpy() for name, value in fitted.per_client.items()}
+    if "rows_test" in fitted.per_client:
+        untested = (fitted.per_client["rows_test"] == 0).numpy()
+        for name in ("metric", "metric_global", "metric_local", "test_loss"):
+            if name in columns:
+                columns[name] = pa.array(columns[name], mask=untested)  # a client without held-out rows has no metric
+    return pa.table(columns | {"map_x": x, "map_y": y})
+
+
+def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:
+    """Lay clients out by how they fare under all models: principal axes of the losses, each relative to the mean."""
+    losses = found.losses.double().clamp(min=1e-12).log().numpy()  # [M, K]
+    about = losses - losses.mean(1, keepdims=True)
+    about = about - about.mean(0)
+    _, _, axes = np.linalg.svd(about, full_matrices=False)
+    across = about @ axes.T
+    second = across[:, 1] if losses.shape[1] > 2 else losses.min(1)
+    return across[:, 0], second
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    replace_file(path, buffer.getvalue())
+
+
+def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
+    replace_file(folder / "run.json", (json.dumps(document, indent=2) + "\n").encode())
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((folder / "run.json").read_text())
+        return dict(document)
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder} is not a run: it has no run.json", "name the folder that `coterie fit --out` wrote"
+        ) from None
+    except ValueError:
+        raise RunError(f"{folder / 'run.json'} cannot be read", "start the run again with `coterie fit`") from None

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several tests share: small federations, awkward participation, and the registry of algorithms."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.algorithms import fedavg as fed
+from coterie.algorithms import ifca as clustered
+from coterie.algorithms.starts import Start
+from coterie.data.ragged import Layout, Ragged
+from coterie.engines.in_process import Finished, InProcess
+from coterie.local import Training
+from coterie.models import Dense, linear_regression, softmax_regression
+from coterie.protocol import Algorithm, Block
+
+Program = Callable[[Any], Algorithm]
+COUNTS = (5, 0, 7, 12, 7, 1, 9, 7, 4, 12)  # rows by client: unequal, some alike, one client with none and one with one
+
+
+# -- federations ------------------------------------------------------------------------------------------------------
+def ragged(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, names: Sequence[str] | None = None) -> Ragged:
+    """Store clients [n_i, ...], who may have no rows at all; names must be ascending."""
+    if names is None:
+        names = [f"c{i:04d}" for i in range(len(xs))]
+    assert list(names) == sorted(set(names))
+    layout = Layout.plan(np.array(names), np.array([len(x) for x in xs]))
+    x = torch.cat([xs[i] for i in layout.order])
+    return Ragged(layout, x, None if ys is None else torch.cat([ys[i] for i in layout.order]))
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients as plain lists, to compute with by hand."""
+
+    xs: list[Tensor]
+    ys: list[Tensor]
+    names: list[str]
+
+    @property
+    def rows(self) -> Ragged:
+        by_name = np.argsort(np.array(self.names))
+        return ragged([self.xs[i] for i in by_name], [self.ys[i] for i in by_name], [self.names[i] for i in by_name])
+
+    def plus(self, name: str, x: Tensor, y: Tensor) -> "Federation":
+        return Federation([*self.xs, x], [*self.ys, y], [*self.names, name])
+
+    def renamed(self, names: Sequence[str]) -> "Federation":
+        return Federation(self.xs, self.ys, list(names))
+
+    def changed(self, client: int, x: Tensor, y: Tensor) -> "Federation":
+        xs, ys = list(self.xs), list(self.ys)
+        xs[client], ys[client] = x, y
+        return Federation(xs, ys, self.names)
+
+
+TRUTHS = torch.tensor([[1.0, -2.0, 0.5], [-1.5, 1.0, 2.0]], dtype=torch.float64)
+
+
+def federation(counts: Sequence[int] = COUNTS, *, classes: int = 0, noise: float = 0.1, seed: int = 0) -> Federation:
+    """Two planted linear models, clients alternating; with `classes` the targets are class numbers."""
+    draw = torch.Generator().manual_seed(seed)
+    xs, ys = [], []
+    for i, n in enumerate(counts):
+        x = torch.randn(n, 3, generator=draw, dtype=torch.float64)
+        y = x @ TRUTHS[i % 2] + 0.3 + noise * torch.randn(n, generator=draw, dtype=torch.float64)
+        xs.append(x)
+        ys.append((y.abs() * 2).long() % classes if classes else y)
+    return Federation(xs, ys, [f"site-{i:03d}" for i in range(len(counts))])
+
+
+def one_block(rows: Ragged, ids: Sequence[int] | None = None) -> Block:
+    """All clients in one block, in the order of storage."""
+    (block,) = rows.blocks(None if ids is None else torch.tensor(ids), budget=1 << 40)
+    return block
+
+
+# -- participation ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Only:
+    """Ask and hear these clients only."""
+
+    ids: tuple[int, ...]
+
+    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.ids, dtype=torch.int64), torch.tensor(self.ids, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Late:
+    """Ask everyone; every third client is late, another third every round, and in the rounds `silent` all are."""
+
+    silent: tuple[int, ...] = ()
+    ask_late: bool = True
+
+    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        everyone = torch.arange(len(clients))
+        here = (everyone + round_) % 3 != 0
+        answered = everyone[:0] if round_ in self.silent else everyone[here]
+        return (everyone if self.ask_late else answered), answered
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+class KilledError(Exception):
+    """Stands for a killed process."""
+
+
+def interrupt_after(n_rounds: int) -> Callable[[Any], None]:
+    """Make a `watch` that raises when it is told of its n-th round."""
+    seen = []
+
+    def watch(done: Any) -> None:
+        seen.append(done)
+        if len(seen) == n_rounds:
+            raise KilledError
+
+    return watch
+
+
+def run_one(program: Program, rows: Ragged, **engine: Any) -> tuple[Any, Finished, InProcess]:
+    """Run a program alone: its last state, all that happened, and the engine."""
+    made = InProcess(rows, **engine)
+    finished = made.run([program])
+    return finished.states[0], finished, made
+
+
+def state_tensors(state: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(state).items() if isinstance(value, Tensor)}
+
+
+def assert_same_state(a: Any, b: Any, *, atol: float | None = None) -> None:
+    """Same fields; tensors equal bit by bit, or within atol."""
+    assert type(a) is type(b)
+    assert vars(a).keys() == vars(b).keys()
+    for name, left in vars(a).items():
+        right = vars(b)[name]
+        if not isinstance(left, Tensor):
+            assert left == right, name
+        elif atol is None:
+            assert left.dtype == right.dtype
+            assert torch.equal(left, right), name
+        else:
+            torch.testing.assert_close(left, right, atol=atol, rtol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# -- the registry -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Case:
+    """An algorithm with options, for the contract suite.
+
+    Attributes
+    ----------
+    name : str
+        Of the test.
+    program : callable
+        seed -> program.
+    state_type : type
+        Of its state.
+    classes : int
+        Classes of the target, 0 for a real-valued one.
+    minibatch : bool
+        Whether clients draw rows, so that the seed and the clients' names matter beyond the start.
+    weight : {"clients", "rows", "none"}
+        How clients count: alike, by their rows, or not at all because nothing is averaged.
+    draws_clients : bool
+        Whether the server draws clients by number, so that a further client changes the draw.
+    """
+
+    name: str
+    program: Callable[[int], Program]
+    state_type: type
+    classes: int = 0
+    minibatch: bool = False
+    weight: str = "clients"
+    draws_clients: bool = False
+
+
+LINE = linear_regression(3)
+NET = Dense((3, 4, 1), "squared")  # float64, so that tolerances can be tight
+SOFTMAX = softmax_regression(3, 3, l2=0.01)
+
+
+def warm(model: Dense, n_clusters: int = 2) -> Start:
+    return Start("warm", theta=model.initial(n_clusters, torch.Generator().manual_seed(3)))
+
+
+def ifca_case(name: str, model: Dense = LINE, *, start: Start | None = None, **options: Any) -> Case:
+    about = {key: options.pop(key) for key in ("classes", "minibatch", "weight", "draws_clients") if key in options}
+    options = {"n_clusters": 2, "rounds": 4, "step_size": 0.05, **options}
+    options["start"] = start or warm(model, options["n_clusters"])
+
+    def program(seed: int) -> Program:
+        return lambda state: clustered.ifca(state, model=model, seed=seed, **options)
+
+    return Case(name, program, clustered.State, **about)
+
+
+def fedavg_case(name: str, model: Dense = LINE, **options: Any) -> Case:
+    about = {key: options.pop(key) for key in ("classes", "minibatch", "weight") if key in options}
+    options = {"rounds": 4, "step_size": 0.05, **options}
+
+    def program(seed: int) -> Program:
+        return lambda state: fed.fedavg(state, model=model, seed=seed, **options)
+
+    return Case(name, program, fed.State, **about)
+
+
+def local_case(name: str, model: Dense, **options: Any) -> Case:
+    about = {key: options.pop(key) for key in ("classes", "minibatch") if key in options}
+    options = {"rounds": 4, "step_size": 0.05, **options}
+
+    def program(seed: int) -> Program:
+        return lambda state: fed.local_models(state, model=model, seed=seed, **options)
+
+    return Case(name, program, fed.LocalState, weight="none", **about)
+
+
+STEPS = Training(steps=3)
+BATCHES = Training(epochs=2, batch_size=3, momentum=0.5)
+
+CASES: list[Case] = [
+    ifca_case("ifca-model", training=STEPS),
+    ifca_case("ifca-model-by-rows", training=STEPS, weighting="rows", decay=0.9, weight="rows"),
+    ifca_case("ifca-gradient", averaging="gradient"),
+    ifca_case("ifca-soft", soft=True, training=STEPS),
+    ifca_case("ifca-soft-gradient", soft=True, averaging="gradient"),
+    ifca_case("ifca-shared-layers", NET, shared_layers=("0",), training=STEPS),
+    ifca_case("ifca-minibatch", training=BATCHES, minibatch=True),
+    ifca_case("ifca-minibatch-gradient", averaging="gradient", training=Training(batch_size=3), minibatch=True),
+    ifca_case("ifca-classes", SOFTMAX, training=STEPS, classes=3),
+    ifca_case("ifca-spread", start=Start("spread"), training=STEPS, draws_clients=True),
+    ifca_case("ifca-reseeding", n_clusters=4, patience=1, rounds=5, training=STEPS, draws_clients=True),
+    fedavg_case("fedavg", training=STEPS, weight="rows"),
+    fedavg_case("fedavg-by-clients", NET, training=STEPS, weighting="clients"),
+    fedavg_case("fedavg-minibatch", SOFTMAX, training=BATCHES, minibatch=True, weight="rows", classes=3),
+    fedavg_case("fedprox", NET, training=Training(steps=3, proximal=0.5), weight="rows"),
+    Case("pooled-ridge", lambda _: lambda state: fed.pooled_ridge(state, model=LINE, l2=0.1), fed.State, weight="rows"),
+    local_case("local-closed-form", LINE),
+    local_case("local-sgd", NET, training=STEPS),
+    local_case("local-minibatch", SOFTMAX, training=BATCHES, minibatch=True, classes=3),
+]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folds against plain loops, whatever the blocks are cut into."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from coterie.protocol import (
+    Block,
+    ByCluster,
+    ClusterSums,
+    Fold,
+    Mean,
+    Replies,
+    Stack,
+    Sum,
+    Tensors,
+    WeightedMean,
+    one_run_at_a_time,
+)
+
+RUNS, CLIENTS, CLUSTERS = 2, 6, 3
+
+
+def replies(shape: tuple[int, ...], seed: int = 0) -> Tensors:
+    """Values [S, C, ...] with weights, and hard and soft shares, of six clients in two runs."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(RUNS, CLIENTS, *size, generator=draw, dtype=torch.float64)
+
+    label = torch.tensor([[0, 2, 0, 2, 2, 0], [1, 1, 1, 1, 1, 1]])  # nobody in cluster 1, or nobody anywhere else
+    return {
+        "value": normal(*shape),
+        "each": normal(CLUSTERS, *shape),
+        "weight": torch.tensor([[1.0, 0.0, 2.5, 1.0, 3.0, 0.5], [0.0] * 6], dtype=torch.float64),
+        "hard": torch.nn.functional.one_hot(label, CLUSTERS).double(),
+        "soft": normal(CLUSTERS).softmax(-1),
+    }
+
+
+def folded(fold: Fold, reply: Tensors, field: str, cuts: list[int]) -> list[Any]:
+    """Fold block by block, as a worker does, and finish each run."""
+    edges = [0, *cuts, CLIENTS]
+    merged: Tensors | None = None
+    for i, j in pairwise(edges):
+        block = {name: value[:, i:j] for name, value in reply.items()}
+        part = fold.part(block[field], block)
+        merged = part if merged is None else fold.merge(merged, part)
+    assert merged is not None
+    return [fold.finish({name: value[s] for name, value in merged.items()}) for s in range(RUNS)]
+
+
+cuts = st.lists(st.integers(1, CLIENTS - 1), unique=True).map(sorted)
+shapes = st.sampled_from([(), (4,), (2, 3)])
+
+
+@given(shapes, cuts)
+def test_sum_and_mean_are_those_of_a_loop(shape: tuple[int, ...], at: list[int]) -> None:
+    reply = replies(shape)
+    for s in range(RUNS):
+        total = sum(reply["value"][s, c] for c in range(CLIENTS))
+        torch.testing.assert_close(folded(Sum(), reply, "value", at)[s], total)
+        torch.testing.assert_close(folded(Mean(), reply, "value", at)[s], total / 6)
+
+
+def test_sum_of_yes_and_no_counts() -> None:
+    got = folded(Sum(), {"value": torch.tensor([[True, False, True, True, False, True]] * 2)}, "value", [2])
+    assert got[0].item() == 4
+
+
+@given(shapes, cuts)
+def test_weighted_mean_is_that_of_a_loop_and_zero_without_weight(shape: tuple[int, ...], at: list[int]) -> None:
+    reply = replies(shape)
+    got = folded(WeightedMean("weight"), reply, "value", at)
+    want = sum(float(reply["weight"][0, c]) * reply["value"][0, c] for c in range(CLIENTS)) / 8.0
+    torch.testing.assert_close(got[0], want)
+    assert torch.equal(got[1], torch.zeros(shape, dtype=torch.float64))
+    assert WeightedMean("weight").needs == ("weight",)
+
+
+@given(shapes, cuts, st.sampled_from(["hard", "soft"]), st.booleans())
+def test_cluster_sums_are_those_of_a_loop(shape: tuple[int, ...], at: list[int], share: str, per_cluster: bool) -> None:
+    reply = replies(shape)
+    got = folded(ByCluster(share, per_cluster=per_cluster), reply, "each" if per_cluster else "value", at)
+    for s in range(RUNS):
+        for k in range(CLUSTERS):
+            total, weight = torch.zeros(shape, dtype=torch.float64), 0.0
+            for c in range(CLIENTS):
+                part = float(reply[share][s, c, k])
+                total = total + part * (reply["each"][s, c, k] if per_cluster else reply["value"][s, c])
+                weight += part
+            torch.testing.assert_close(got[s].sum[k], total)
+            torch.testing.assert_close(float(got[s].weight[k]), weight)
+
+
+@given(shapes, cuts)
+def test_a_cluster_that_nobody_chose_keeps_its_model(shape: tuple[int, ...], at: list[int]) -> None:
+    reply = replies(shape)
+    old = torch.full((CLUSTERS, *shape), 7.0, dtype=torch.float64)
+    first, second = (got.mean_or(old) for got in folded(ByCluster("hard"), reply, "value", at))
+    torch.testing.assert_close(first[0], reply["value"][0, [0, 2, 5]].mean(0))
+    torch.testing.assert_close(first[2], reply["value"][0, [1, 3, 4]].mean(0))
+    assert torch.equal(first[1], old[1])
+    assert torch.equal(second[0], old[0])
+    torch.testing.assert_close(second[1], reply["value"][1].mean(0))
+
+
+def test_a_small_share_still_counts_in_full() -> None:
+    got = ClusterSums(torch.tensor([[3e-12], [0.0]]), torch.tensor([1e-12, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(got.mean_or(torch.tensor([[1.0], [5.0]])), torch.tensor([[3.0], [5.0]]))
+
+
+def test_sums_keep_the_values_precision_and_count_in_double() -> None:
+    reply = {name: value.float() for name, value in replies((4,)).items()}
+    got = folded(ByCluster("hard"), reply, "value", [3])[0]
+    assert got.sum.dtype == torch.float32
+    assert got.weight.dtype == torch.float64
+    assert got.mean_or(torch.zeros(3, 4)).dtype == torch.float32
+    assert folded(WeightedMean("weight"), reply, "value", [3])[0].dtype == torch.float32
+    assert folded(Mean(), reply, "value", [3])[0].dtype == torch.float32
+
+
+@given(shapes, cuts)
+def test_stack_keeps_every_reply_in_order(shape: tuple[int, ...], at: list[int]) -> None:
+    reply = replies(shape)
+    # A worker keeps the run axis of one until the end: the second axis is that of the clients.
+    fold, edges = Stack(), [0, *at, CLIENTS]
+    merged: Tensors | None = None
+    for i, j in pairwise(edges):
+        part = fold.part(reply["value"][:, i:j], {})
+        merged = part if merged is None else fold.merge(merged, part)
+    assert merged is not None
+    assert torch.equal(merged["stack"], reply["value"])
+
+
+def test_parts_merge_in_any_tree() -> None:
+    reply = replies((4,))
+    fold = ByCluster("soft")
+    a, b, c = (fold.part(reply["value"][:, i:j], {"soft": reply["soft"][:, i:j]}) for i, j in ((0, 1), (1, 4), (4, 6)))
+    left, right = fold.merge(fold.merge(a, b), c), fold.merge(a, fold.merge(c, b))
+    for name in left:
+        torch.testing.assert_close(left[name], right[name])
+
+
+def test_replies_give_fields_by_name_and_count_who_answered() -> None:
+    got = Replies({"loss": 1.5}, torch.tensor([2, 5]), torch.tensor([3]))
+    assert got.n == 2
+    assert got["loss"] == 1.5
+    with pytest.raises(KeyError):
+        got["theta"]
+
+
+def test_one_run_at_a_time_gives_a_step_its_own_run() -> None:
+    calls = []
+
+    def step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block) -> tuple[Tensors, Tensors]:
+        calls.append(shared["theta"].shape)
+        return {"sum": shared["theta"] + each["own"] + shared["plain"]}, {"seen": private["seen"] + 1}
+
+    looped = one_run_at_a_time(step)
+    theta, own = torch.tensor([10.0, 20.0]), torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    block = Block(torch.arange(3), torch.arange(3), torch.zeros(3, 1, 1), None, torch.ones(3, dtype=torch.int64), None)
+    reply, private = looped({"theta": theta, "plain": 0.5}, {"own": own}, {"seen": torch.zeros(2, 3)}, block)
+    assert reply["sum"].tolist() == [[11.5, 12.5, 13.5], [24.5, 25.5, 26.5]]
+    assert private["seen"].tolist() == [[1.0] * 3] * 2
+    assert calls == [(), ()]
+    assert (looped.__name__, looped.__module__) == (step.__name__, step.__module__)
