@@ -26,7 +26,7 @@ from coterie.errors import ConfigError, CoterieError
 from coterie.estimators import load
 from coterie.fitting import Fitted, Watch, check_fit, fit
 from coterie.report import write_report
-from coterie.runs import begin_run, finish_run, read_options
+from coterie.runs import begin_run, finish_run, is_finished, read_options
 from coterie.studies import commands, digits_demo
 from coterie.tables import assignments, predictions, write_rows
 
@@ -48,6 +48,7 @@ Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
 Target = Annotated[str | None, typer.Option(help="Column to predict.")]
+Every = Annotated[float, typer.Option("--checkpoint-seconds", help="Seconds between checkpoints.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
 
@@ -65,12 +66,13 @@ def _main(
 def demo_command(
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
+    every: Every = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
     chosen = digits_demo.demo_options(seed)
     folder = out_ or _free_folder("demo")
-    _fit_into(folder, chosen, digits_demo.demo_clients(seed), as_json)
+    _fit_into(folder, chosen, digits_demo.demo_clients(seed), every, as_json)
 
 
 @app.command("fit")
@@ -99,6 +101,7 @@ def fit_command(
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
+    every: Every = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Fit models to clients that differ, and write a run folder with a report."""
@@ -115,14 +118,18 @@ def fit_command(
     chosen = options(_given(tree), file=config, sets=sets or ())
     clients = _read(chosen)
     stem = data.name.split(".")[0]
-    _fit_into(out_ or _free_folder(f"{stem}-{chosen.method}"), chosen, clients, as_json)
+    _fit_into(out_ or _free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
 
 
 @app.command("resume")
-def resume_command(run: Run, as_json: AsJson = False) -> None:
+def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> None:
     """Continue a run that was interrupted; the result is what it would have been."""
     chosen = read_options(run)
-    _fit_into(run, chosen, _read(chosen), as_json)
+    if is_finished(run):
+        err.print("the run has finished; only its report is written again")
+        print(f"report: {write_report(run)}")
+        return
+    _fit_into(run, chosen, _read(chosen), every, as_json)
 
 
 @app.command("predict")
@@ -182,7 +189,7 @@ def _read(chosen: FitOptions) -> Clients:
     )  # fmt: skip
 
 
-def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, as_json: bool) -> None:
+def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
     check_fit(clients, chosen)
     command = "coterie " + shlex.join(sys.argv[1:])
     new = not folder.exists()
@@ -190,7 +197,7 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, as_json: bool)
     err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}", highlight=False, soft_wrap=True)
     try:
         with _progress() as watch:
-            fitted = fit(clients, chosen, folder=folder, watch=watch)
+            fitted = fit(clients, chosen, folder=folder, every=every, watch=watch)
     except CoterieError:
         if new:
             shutil.rmtree(folder)  # nothing half-written

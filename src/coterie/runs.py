@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from coterie.evaluate import Placed
 from coterie.fitting import Fitted
 from coterie.models import Dense, Model, Network
 
-__all__ = ["Loaded", "begin_run", "finish_run", "load_run", "read_options"]
+__all__ = ["Loaded", "begin_run", "finish_run", "is_finished", "load_run", "read_options"]
 
 _MODELS = "models/models.safetensors"
 
@@ -64,7 +65,7 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
                 f"continue it with `coterie resume {folder}`, or name another --out",
             )
         return
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and not a run", "name a new folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder, {"status": "running", **_header(options, command), "fingerprint": print_})
@@ -78,10 +79,14 @@ def finish_run(folder: Path, fitted: Fitted, command: str, results: Mapping[str,
     document = {"status": "finished", "seconds": fitted.seconds, **_header(fitted.options, command)}
     document |= {"data": _data(fitted), "results": {**_results(fitted), **(results or {})}}
     _write_json(folder, document)
-    for left in (folder / "checkpoints").glob("*.safetensors"):
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for left in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
         left.unlink()
-    if (folder / "checkpoints").exists():
-        (folder / "checkpoints").rmdir()
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    return bool(_read_json(folder)["status"] == "finished")
 
 
 def read_options(folder: Path) -> FitOptions:

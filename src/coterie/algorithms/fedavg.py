@@ -26,6 +26,7 @@ class State:
 
     theta: Tensor  # [P]
     round: int = 0
+    settled: bool = False  # whether it stopped before the last round: `tol`
 
 
 def fedavg(
@@ -44,7 +45,7 @@ def fedavg(
     if state is None:
         state = State(model.initial(1, keys.generator(seed, "start"))[0])
         yield Save(state)
-    while state.round < rounds:
+    while state.round < rounds and not state.settled:
         got = yield Ask(
             train_shared,
             {
@@ -55,27 +56,28 @@ def fedavg(
                 "training": training,
                 "by_rows": weighting == "rows",
             },
-            fold={"theta": WeightedMean("weight"), "loss": WeightedMean("n")},
+            fold={"theta": WeightedMean("weight"), "loss": WeightedMean("n"), "n": Sum()},
             work=training.work(),
             scratch=model.n_outputs,
         )
-        answered = got is not None and got.n > 0
-        theta = got["theta"] if got is not None and answered else state.theta
-        change = float((theta - state.theta).norm() / state.theta.norm().clamp(min=1e-12))
-        state = replace(state, theta=theta, round=state.round + 1)
-        yield Save(
-            state, {"loss": float(got["loss"])} if got is not None and answered else {"events": ["nobody answered"]}
-        )
-        if tol and answered and change <= tol:
-            break
+        if got is None or got.n == 0 or not got["n"]:  # everybody was late or has no rows: the round is lost
+            state = replace(state, round=state.round + 1)
+            yield Save(state, {"events": ["nobody answered"]})
+            continue
+        change = float((got["theta"] - state.theta).norm() / state.theta.norm().clamp(min=1e-12))
+        state = replace(state, theta=got["theta"], round=state.round + 1, settled=bool(tol) and change <= tol)
+        yield Save(state, {"loss": float(got["loss"])})
     return state
 
 
 def pooled_ridge(state: State | None, *, model: Dense, l2: float) -> Generator[Ask | Save, Replies | None, State]:
     """Fit ridge regression to everybody's rows, exactly, from one sum of products."""
-    if state is None:
+    if state is None or state.round == 0:
         got = yield Ask(products, {"model": model}, {"gram": Sum(), "n": Sum()})
-        assert got is not None
+        if got is None or got.n == 0:
+            state = State(torch.zeros(model.n_parameters, dtype=model.dtype))
+            yield Save(state, {"events": ["nobody answered"]})
+            return state
         state = State(solve_ridge(model, got["gram"], float(got["n"]), l2), round=1)
         yield Save(state)
     return state
@@ -122,7 +124,10 @@ def local_models(
             scratch=model.n_outputs,
         )
         state = replace(state, round=state.round + 1)
-        yield Save(state, {"loss": float(got["loss"])} if got is not None and got.n else {})
+        if got is None or got.n == 0:
+            yield Save(state, {"events": ["nobody answered"]})
+        else:
+            yield Save(state, {"loss": float(got["loss"])})
     return state
 
 

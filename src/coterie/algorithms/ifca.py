@@ -34,6 +34,7 @@ class State:
     empty: Tensor  # [K] rounds since anybody chose the cluster
     temperature: Tensor  # [] of soft labels: twice the noise variance for squared loss, 1 for cross-entropy
     round: int = 0
+    settled: bool = False  # whether it stopped before the last round: see `tol`
 
 
 def ifca(
@@ -90,7 +91,7 @@ def ifca(
         state = State(theta, torch.zeros(n_clusters, dtype=torch.int64), torch.tensor(first, dtype=model.dtype))
         yield Save(state, {"events": events})
     common = _common(model, shared_layers)
-    while state.round < rounds:
+    while state.round < rounds and not state.settled:
         events = []
         gamma = step_size * decay**state.round
         got = yield Ask(
@@ -117,7 +118,7 @@ def ifca(
             scratch=n_clusters * model.n_outputs,
         )
         assert got is not None
-        if got.n == 0:  # everybody was late: the round is lost, the models stay
+        if got.n == 0 or not got["count"].any():  # everybody was late or has no rows: the round is lost
             state = replace(state, round=state.round + 1)
             yield Save(state, {"events": ["nobody answered"]})
             continue
@@ -131,20 +132,20 @@ def ifca(
         if patience and int(empty.max()) >= patience and state.round < rounds:
             state, events = yield from _reseed(state, model, start, seed)
         moved = int(got["moved"])
+        state = replace(state, settled=bool(tol) and moved == 0 and change <= tol and not events)
         sizes = [int(n) for n in got["count"].round()]
         yield Save(state, {"loss": float(got["loss"]), "sizes": sizes, "moved": moved, "events": events})
-        if tol and moved == 0 and change <= tol:
-            break
     return state
 
 
 def _server_step(theta: Tensor, got: Any, gamma: float | None, common: Tensor) -> Tensor:
     """Alg. 1, line 14 (gradients, when there is a gamma) or line 15 (models)."""
-    everybody = got.weight.sum().clamp(min=torch.finfo(torch.float64).tiny).to(theta.dtype)
-    over_all = got.sum.sum(0) / everybody  # [P] mean over everyone, whatever the cluster
+    share = (got.weight / got.weight.sum()).to(theta.dtype)  # [K] of all participants
+    over_all = got.sum.sum(0) / got.weight.sum().to(theta.dtype)  # [P] mean over everyone, whatever the cluster
     if gamma is not None:
-        step = torch.where(common, over_all, got.sum / everybody)  # divided by all participants, not by the cluster
-        return theta - gamma * step
+        held = share @ theta  # mean of the models that participants hold: common layers are one after the first round
+        step = got.sum / got.weight.sum().to(theta.dtype)  # divided by all participants, not by the cluster
+        return torch.where(common, held - gamma * over_all, theta - gamma * step)
     return torch.where(common, over_all, got.mean_or(theta))
 
 

@@ -95,6 +95,8 @@ def _balanced(model: Model, n_clusters: int, draw: torch.Generator) -> Run:
         if best_share >= wanted:
             return best, []
     drawn = _BALANCED_QUESTIONS * _BALANCED_DRAWS
+    if best_share < 0:
+        return best, ["nobody answered: the start is random"]
     return best, [f"no balanced start among {drawn}; the best leaves {best_share:.0%} of the clients to a cluster"]
 
 
@@ -111,7 +113,7 @@ def another_model(model: Model, theta: Tensor, start: Start, key: Tensor) -> Run
     )
     if got is None or got.n == 0:
         return base, -1
-    badly = got["loss"].clamp(min=0)
+    badly = got["loss"].nan_to_num(nan=0.0, posinf=0.0).clamp(min=0)  # models that diverged say nothing
     weights = badly if bool((badly > 0).any()) else torch.ones_like(badly)
     picks = torch.multinomial(weights, min(start.candidates, int((weights > 0).sum())), generator=draw)
     to = got.ids[picks].sort().values

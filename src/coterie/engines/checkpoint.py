@@ -58,4 +58,9 @@ def to_record(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def from_record(kind: type[T], tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> T:
     """Put a state together again."""
-    return kind(**tensors, **rest)
+    try:
+        return kind(**tensors, **rest)
+    except TypeError as error:
+        raise RunError(
+            f"the checkpoint holds another kind of state: {error}", "continue with the options that it was begun with"
+        ) from None

@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.data.ragged import BLOCK_BYTES, Ragged
 from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, to_record
 from coterie.engines.worker import Answer, Worker
+from coterie.errors import RunError
 from coterie.participation import Everyone, Participation
 from coterie.protocol import Algorithm, Ask, Replies, Save
 
@@ -98,8 +99,11 @@ class InProcess:
         watch : callable, optional
             Told of every round.
         """
+        self.worker.private = {}  # not that of an earlier run: these programs start, or are restored
         drive = _Drive(self, programs, watch)
-        if checkpoint is not None and checkpoint.exists() and state_type is not None:
+        if checkpoint is not None and checkpoint.exists():
+            if state_type is None:
+                raise RunError(f"there is a checkpoint at {checkpoint}", "give state_type to continue, or remove it")
             drive.restore(checkpoint, state_type)
         kept = time.monotonic()
         while drive.advance():
@@ -124,6 +128,11 @@ class _Drive:
 
     def restore(self, path: Path, state_type: type) -> None:
         tensors, document = load_tensors(path)
+        if len(document["states"]) != len(self.programs):
+            raise RunError(
+                f"the checkpoint {path} has {len(document['states'])} runs and {len(self.programs)} are asked for",
+                "continue with the options that it was begun with",
+            )
         self.barrier = document["barrier"]
         self.rounds = [Round(**record) for record in document["rounds"]]
         for run, rest in enumerate(document["states"]):
@@ -168,7 +177,7 @@ class _Drive:
             waiting = {}
             for run, replies in answers.items():
                 self._step(run, replies, waiting, saved)
-        self.barrier += 1
+        self.barrier += bool(saved)  # not when the last runs only end, so that they can be continued with more rounds
         for run, save in saved.items():
             self._record(run, save, tallies[run], time.perf_counter() - begin)
         return bool(self.generators)

@@ -102,7 +102,8 @@ class _Lockstep:
         }
         self.each = {name: torch.stack([a.each[name] for a in asks]) for name in self.ask.each}
         tensors = [v for v in self.shared.values() if isinstance(v, Tensor)]
-        self.bytes = sum(v.nbytes for v in tensors)
+        own = [v.nbytes for v in self.ask.fresh.values()] + [v[:1].nbytes for v in self.ask.each.values()]
+        self.bytes = sum(v.nbytes for v in tensors) + len(asks) * sum(own)  # that one client is sent and keeps
         self.item_size = max((v.element_size() for v in tensors), default=8)
 
 
@@ -136,6 +137,6 @@ def _same_values(a: dict[str, Any], b: dict[str, Any]) -> bool:
         if isinstance(left, Tensor):
             if not isinstance(right, Tensor) or left.shape != right.shape or left.dtype != right.dtype:
                 return False
-        elif left != right:
+        elif isinstance(right, Tensor) or left != right:
             return False
     return True

@@ -1,8 +1,13 @@
 import typer
+
 app = typer.Typer()
+
+
 @app.command("x")
 def x() -> None:
     pass
+
+
 @app.command("y")
 def y() -> None:
     pass
