@@ -135,9 +135,9 @@ def test_the_candidate_that_lowers_everybodys_loss_most_is_taken() -> None:
 def test_candidates_are_drawn_where_the_loss_is() -> None:
     data = federation((6,) * 20, noise=0.0)
     have = torch.cat([TRUTHS, torch.full((2, 1), 0.3, dtype=torch.float64)], 1)[:1]  # serves the even clients perfectly
+    one = Start(candidates=1)
     for seed in range(10):
         made = InProcess(data.rows)
-        one = Start(candidates=1)
         _, client = made.run([lambda _, s=seed: another_model(LINE, have, one, keys.key(s))]).states[0]
         assert client % 2 == 1
 
@@ -194,8 +194,8 @@ def test_a_spread_start_of_networks_separates_planted_clients() -> None:
     start = Start("spread", fit=Training(steps=150), step_size=0.05)
     theta, _ = begin(start, data.rows, model=NET, seed=1)
     got = InProcess(data.rows).ask(Ask(serve_each, {"model": NET, "theta": theta}, {"loss": Stack()}))
-    assert sorted(set(got["loss"].argmin(1)[::2].tolist() + got["loss"].argmin(1)[1::2].tolist())) == [0, 1]
-    assert len(set(got["loss"].argmin(1)[::2].tolist())) == 1
+    label = got["loss"].argmin(1).tolist()
+    assert label in ([0, 1] * 4, [1, 0] * 4)
 
 
 def serve_each(shared: dict[str, Any], each: Any, private: Any, data: Any, /) -> tuple[dict[str, Tensor], Any]:

@@ -6,6 +6,7 @@ exactly what each would draw alone, on any machine.
 """
 
 import hashlib
+from functools import cache
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _SIGNED = 1 << 63
+_ALL = (1 << 64) - 1
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
@@ -33,18 +35,33 @@ def _scramble(z: Tensor) -> Tensor:
 
 def key(*parts: int | str | Tensor) -> Tensor:
     """Combine numbers, words and tensors of keys into one key (or a tensor of keys, by broadcasting)."""
-    out = torch.zeros((), dtype=torch.int64)
+    out: int | Tensor = 0
     for part in parts:
-        out = _scramble(out + _GOLDEN + _scramble(_number(part) + _GOLDEN))
-    return out
+        number = part if isinstance(part, Tensor) else _word(part) if isinstance(part, str) else part
+        if isinstance(out, int) and isinstance(number, int):
+            out = _scramble_int(out + _GOLDEN + _scramble_int(number + _GOLDEN))
+        else:
+            out = _scramble(_tensor(out) + _GOLDEN + _scramble(_tensor(number) + _GOLDEN))
+    return _tensor(out)
 
 
-def _number(part: int | str | Tensor) -> Tensor:
-    if isinstance(part, Tensor):
-        return part
-    if isinstance(part, str):
-        part = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big")
-    return torch.tensor((part + _SIGNED) % (1 << 64) - _SIGNED, dtype=torch.int64)
+@cache
+def _word(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _tensor(value: int | Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor((value + _SIGNED) % (1 << 64) - _SIGNED, dtype=torch.int64)
+
+
+def _scramble_int(z: int) -> int:
+    """The same as `_scramble`, for one number: a tensor operation would cost a hundred times more."""
+    z &= _ALL
+    z = ((z ^ (z >> 30)) * _MIX_1) & _ALL
+    z = ((z ^ (z >> 27)) * _MIX_2) & _ALL
+    return z ^ (z >> 31)
 
 
 def name_keys(names: np.ndarray) -> Tensor:

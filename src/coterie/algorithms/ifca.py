@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.algorithms.starts import Start, another_model, first_models
 from coterie.local import Training, chosen, client_losses, outputs, train
-from coterie.models import Model
+from coterie.models import Dense, Model
 from coterie.protocol import Ask, Block, ByCluster, Replies, Save, Sum, Tensors, WeightedMean
 
 __all__ = ["State", "assign_and_train", "ifca"]
@@ -207,8 +207,10 @@ def _update(shared: dict[str, Any], own: Tensor, scores: Tensor, data: Block, st
     model, how = shared["model"], shared["training"]
     if shared["averaging"] == "model":
         return train(model, own, data, step_size, how, key)
+    if how.batch_size is None and isinstance(model, Dense) and model.is_linear:
+        return model.linear_gradient(scores, data.x, data.target, data.weights, own)
     if how.batch_size is None:
-        return model.gradient(own, data.x, data.target, data.weights, scores)  # type: ignore[no-any-return]
+        return model.gradient(own, data.x, data.target, data.weights)  # type: ignore[no-any-return]
     ones = torch.ones_like(step_size)  # one step of size 1 on one minibatch, seen as a gradient
     return own - train(model, own, data, ones, replace(how, steps=1, epochs=None, momentum=0.0), key)
 

@@ -256,4 +256,5 @@ def _finish(ask: Ask, answer: Answer, asked: Tensor) -> Replies:
             own["stack"] = own["stack"][order]
         values[name] = ask.fold[name].finish(own)
     ids = ids[order]
-    return Replies(values, ids, asked[~torch.isin(asked, ids)])
+    missing = asked[:0] if len(ids) == len(asked) else asked[~torch.isin(asked, ids)]
+    return Replies(values, ids, missing)

@@ -108,39 +108,38 @@ class Dense:
             x = _affine(x, weight, bias).relu_()
         return _affine(x, *layers[-1])
 
-    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor, outputs: Tensor | None = None) -> Tensor:
-        """Gradient of every client's weighted loss.
+    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Gradient of every client's weighted loss.  theta [S, C, P], x [C, N, D], y, weights [C, N] -> [S, C, P]"""
+        out = torch.stack([self.descent(vectors, momentum=0.0).gradient(x, y, weights) for vectors in theta])
+        return self._penalised(out, theta)
+
+    def linear_gradient(self, outputs: Tensor, x: Tensor, y: Tensor, weights: Tensor, theta: Tensor | None) -> Tensor:
+        """Gradient of a model without hidden layers, from its outputs: one product for all runs.
 
         Parameters
         ----------
-        theta : Tensor
-            [S, C, P] a model for each run and client.
+        outputs : Tensor
+            [S, C, N, O] of each run's and client's model on the client's rows.
         x, y, weights : Tensor
             [C, N, D], [C, N], [C, N].
-        outputs : Tensor, optional
-            [S, C, N, O] of those models on those rows, where the caller has them already.
-
-        Returns
-        -------
-        Tensor
-            [S, C, P]
+        theta : Tensor
+            [S, C, P] those models; needed for a ridge penalty only.
         """
-        if self.is_linear and outputs is not None:
-            delta = loss_gradient(self.loss, outputs, y, weights)  # [S, C, N, O]
-            runs, clients, rows, classes = delta.shape
-            stacked = delta.permute(1, 0, 3, 2).reshape(clients, runs * classes, rows)
-            g = torch.bmm(stacked, x).view(clients, runs, classes, -1).transpose(0, 1)  # [S, C, O, D]
-            out = theta.new_empty(theta.shape)
-            ((weight, bias),) = self.unpack(out)
-            weight.copy_(g)
-            if bias is not None:
-                bias.copy_(delta.sum(2))
-        else:
-            out = torch.stack([self.descent(vectors, momentum=0.0).gradient(x, y, weights) for vectors in theta])
-        if self.l2:
-            for (g_weight, _), (weight, _) in zip(self.unpack(out), self.unpack(theta), strict=True):
-                g_weight.add_(weight, alpha=self.l2)
-        return out
+        delta = loss_gradient(self.loss, outputs, y, weights)  # [S, C, N, O]
+        runs, clients, rows, classes = delta.shape
+        stacked = delta.permute(1, 0, 3, 2).reshape(clients, runs * classes, rows)
+        g = torch.bmm(stacked, x).view(clients, runs, -1)  # [C, S, O D]
+        if self.intercept:
+            g = torch.cat([g, delta.sum(2).transpose(0, 1)], -1)
+        return self._penalised(g.transpose(0, 1), theta)
+
+    def _penalised(self, gradient: Tensor, theta: Tensor | None) -> Tensor:
+        """Add the ridge penalty's gradient, in place."""
+        if self.l2 and theta is not None:
+            for name, part in self.layers.items():
+                if name.endswith("weight"):
+                    gradient[..., part] += self.l2 * theta[..., part]
+        return gradient
 
     def descent(self, theta: Tensor, *, momentum: float, proximal: float = 0.0) -> "DenseDescent":
         """Start gradient descent from theta [C, P], one model a client."""

@@ -117,7 +117,7 @@ class Network:
                 ]
             )
 
-    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor, outputs: Tensor | None = None) -> Tensor:
+    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Gradient of every client's weighted loss.  theta [S, C, P], x [C, N, ...], y, weights [C, N] -> [S, C, P]"""
         return torch.stack([self.descent(v, momentum=0.0).gradient(x, y, weights) for v in theta])
 
