@@ -44,9 +44,9 @@ def data_of(case: Case) -> Federation:
     return federation(classes=case.classes)
 
 
-def finished(case: Case, rows: Ragged, *, seed: int = 0, **engine: Any) -> tuple[Any, dict[str, Tensor], Finished]:
-    """Run a case: the last state, the clients' private state, and what happened."""
-    state, done, made = run_one(case.program(seed), rows, **engine)
+def finished(case: Case, rows: Ragged, *, start: int = 0, **engine: Any) -> tuple[Any, dict[str, Tensor], Finished]:
+    """Run a case with seed `start`: the last state, the clients' private state, and what happened."""
+    state, done, made = run_one(case.program(start), rows, **engine)
     return state, made.worker.private.get(0, {}), done
 
 
@@ -272,13 +272,13 @@ def test_private_state_is_never_in_a_message(case: Case, messages: list[tuple[As
 @every
 def test_the_same_seed_gives_the_same_result(case: Case) -> None:
     rows = data_of(case).rows
-    assert_same_outcome(finished(case, rows, seed=5), finished(case, rows, seed=5))
+    assert_same_outcome(finished(case, rows, start=5), finished(case, rows, start=5))
 
 
 @some(lambda case: case.minibatch)
 def test_another_seed_draws_other_minibatches(case: Case) -> None:
     rows = data_of(case).rows
-    one, other = finished(case, rows, seed=5), finished(case, rows, seed=6)
+    one, other = finished(case, rows, start=5), finished(case, rows, start=6)
     values = [*zip(state_tensors(one[0]).values(), state_tensors(other[0]).values(), strict=True)]
     values += [(one[1][name], other[1][name]) for name in one[1]]
     assert any(a.is_floating_point() and not torch.allclose(a, b) for a, b in values)
@@ -301,5 +301,5 @@ def test_runs_in_lockstep_equal_runs_alone(case: Case) -> None:
     engine = InProcess(rows)
     together = engine.run([case.program(seed) for seed in range(3)])
     for seed in range(3):
-        alone = finished(case, rows, seed=seed)
+        alone = finished(case, rows, start=seed)
         assert_same_outcome((together.states[seed], engine.worker.private.get(seed, {})), alone, atol=1e-12)

@@ -147,6 +147,18 @@ def test_private_state_is_each_runs_own_and_only_those_asked_change() -> None:
     assert worker.private.keys() == {0, 4}
 
 
+def test_runs_in_lockstep_start_from_their_own_fresh_state() -> None:
+    worker = clients()
+    asks = {run: ask(1, 0, fresh={"visits": torch.tensor(10 * run)}) for run in range(3)}
+    worker.answer(asks, torch.tensor([0, 3]))
+    assert [runs for runs, _ in CALLS] == [3]
+    assert [worker.private[run]["visits"].tolist() for run in range(3)] == [
+        [1, 0, 0, 1, 0],
+        [11, 10, 10, 11, 10],
+        [21, 20, 20, 21, 20],
+    ]
+
+
 def test_bytes_up_are_those_of_the_replies_that_are_folded_or_weigh() -> None:
     worker = clients()
     # value: 5 float64; row: 5 float64. Folding changes nothing: this is what clients send.

@@ -7,7 +7,7 @@ Departures: an empty cluster keeps its model (the paper leaves it undefined) and
 badly served client; clients without rows take part without weight; optional soft labels weigh each model by its posterior.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -188,7 +188,10 @@ def assign_and_train(
         update = _soft_updates(shared, scores, data)  # [S, C, K, P]
     else:
         share = one_hot(label, theta.shape[1]).to(theta.dtype)  # line 7
-        own = theta[torch.arange(len(theta))[:, None], label]  # [S, C, P]
+
+        def own() -> Tensor:
+            return theta[torch.arange(len(theta))[:, None], label]  # type: ignore[no-any-return]
+
         update = _update(shared, own, chosen(scores, label), data, shared["step_size"], shared["key"])
     share = share * present[:, None]
     reply = {
@@ -202,25 +205,33 @@ def assign_and_train(
     return reply, {"label": label}
 
 
-def _update(shared: dict[str, Any], own: Tensor, scores: Tensor, data: Block, step_size: Tensor, key: Tensor) -> Tensor:
-    """Line 9 (a gradient) or line 11 (LocalUpdate), from each client's own model.  own [S, C, P] -> [S, C, P]"""
+def _update(
+    shared: dict[str, Any], own: Callable[[], Tensor], scores: Tensor, data: Block, step_size: Tensor, key: Tensor
+) -> Tensor:
+    """Line 9 (a gradient) or line 11 (LocalUpdate), from each client's own model.  own() [S, C, P] -> [S, C, P]
+
+    The model is handed over as a function because a linear model's gradient follows from its outputs: no copy is made.
+    """
     model, how = shared["model"], shared["training"]
     if shared["averaging"] == "model":
-        return train(model, own, data, step_size, how, key)
+        return train(model, own(), data, step_size, how, key)
     if how.batch_size is None and isinstance(model, Dense) and model.is_linear:
-        return model.linear_gradient(scores, data.x, data.target, data.weights, own)
+        return model.linear_gradient(scores, data.x, data.target, data.weights, own() if model.l2 else None)
     if how.batch_size is None:
-        return model.gradient(own, data.x, data.target, data.weights)  # type: ignore[no-any-return]
-    ones = torch.ones_like(step_size)  # one step of size 1 on one minibatch, seen as a gradient
-    return own - train(model, own, data, ones, replace(how, steps=1, epochs=None, momentum=0.0), key)
+        return model.gradient(own(), data.x, data.target, data.weights)  # type: ignore[no-any-return]
+    start, ones = own(), torch.ones_like(step_size)  # one step of size 1 on one minibatch, seen as a gradient
+    return start - train(model, start, data, ones, replace(how, steps=1, epochs=None, momentum=0.0), key)
 
 
 def _soft_updates(shared: dict[str, Any], scores: Tensor, data: Block) -> Tensor:
     """What every client makes of every model.  [S, C, K, P]"""
     theta = shared["theta"]
     runs, clusters, size = theta.shape
-    every = theta.flatten(0, 1)[:, None].expand(-1, len(data.n), -1)  # [S K, C, P]
     steps, key = (shared[name].repeat_interleave(clusters) for name in ("step_size", "key"))
+
+    def every() -> Tensor:
+        return theta.flatten(0, 1)[:, None].expand(-1, len(data.n), -1)  # type: ignore[no-any-return]  # [S K, C, P]
+
     made = _update(shared, every, scores.flatten(0, 1), data, steps, key)
     return made.view(runs, clusters, -1, size).transpose(1, 2)
 

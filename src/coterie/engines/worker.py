@@ -64,7 +64,8 @@ class Worker:
         ask = group.ask
         each = {name: value[:, place] for name, value in group.each.items()}
         private = {
-            name: torch.stack([self._private(run, name, ask)[block.ids] for run in group.runs]) for name in ask.fresh
+            name: torch.stack([self._private(run, name, a.fresh[name])[block.ids] for run, a in group.each_run])
+            for name in ask.fresh
         }
         reply, private = ask.step(dict(group.shared), each, private, block)
         for name, value in private.items():
@@ -82,11 +83,10 @@ class Worker:
                 part = {k: v[s : s + 1] for k, v in parts[name].items()}
                 answer.parts[name] = fold.merge(answer.parts[name], part) if name in answer.parts else part
 
-    def _private(self, run: int, name: str, ask: Ask) -> Tensor:
+    def _private(self, run: int, name: str, fresh: Tensor) -> Tensor:
         """A run's private state, [M, ...]; what is asked for the first time starts fresh."""
         kept = self.private.setdefault(run, {})
         if name not in kept:
-            fresh = ask.fresh[name]
             kept[name] = fresh.expand(self.rows.n_clients, *fresh.shape).clone()
         return kept[name]
 
@@ -96,6 +96,7 @@ class _Lockstep:
 
     def __init__(self, runs: Sequence[int], asks: Sequence[Ask]) -> None:
         self.runs, self.ask = list(runs), asks[0]
+        self.each_run = list(zip(runs, asks, strict=True))
         self.shared: dict[str, Any] = {
             name: torch.stack([a.shared[name] for a in asks]) if isinstance(value, Tensor) else value
             for name, value in self.ask.shared.items()
