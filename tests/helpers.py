@@ -16,7 +16,7 @@ from coterie.data.ragged import Layout, Ragged
 from coterie.engines.in_process import Finished, InProcess
 from coterie.local import Training
 from coterie.models import Dense, linear_regression, softmax_regression
-from coterie.protocol import Algorithm, Block
+from coterie.protocol import Algorithm, Ask, Block
 
 Program = Callable[[Any], Algorithm]
 COUNTS = (5, 0, 7, 12, 7, 1, 9, 7, 4, 12)  # rows by client: unequal, some alike, one client with none and one with one
@@ -121,6 +121,23 @@ def interrupt_after(n_rounds: int) -> Callable[[Any], None]:
     return watch
 
 
+def spying(program: Program, states: list[Any]) -> Program:
+    """Note every state that a program saves."""
+
+    def spied(state: Any) -> Any:
+        generator = program(state)
+        try:
+            wanted = next(generator)
+            while True:
+                if not isinstance(wanted, Ask):
+                    states.append(wanted.state)
+                wanted = generator.send((yield wanted))
+        except StopIteration as end:
+            return end.value
+
+    return spied
+
+
 def run_one(program: Program, rows: Ragged, **engine: Any) -> tuple[Any, Finished, InProcess]:
     """Run a program alone: its last state, all that happened, and the engine."""
     made = InProcess(rows, **engine)
@@ -219,6 +236,7 @@ def local_case(name: str, model: Dense, **options: Any) -> Case:
     return Case(name, program, fed.LocalState, weight="none", **about)
 
 
+FAR = Start("warm", theta=torch.cat([warm(LINE).theta, torch.full((1, 4), 1e3, dtype=torch.float64)]))  # type: ignore[list-item]
 STEPS = Training(steps=3)
 BATCHES = Training(epochs=2, batch_size=3, momentum=0.5)
 
@@ -233,7 +251,7 @@ CASES: list[Case] = [
     ifca_case("ifca-minibatch-gradient", averaging="gradient", training=Training(batch_size=3), minibatch=True),
     ifca_case("ifca-classes", SOFTMAX, training=STEPS, classes=3),
     ifca_case("ifca-spread", start=Start("spread"), training=STEPS, draws_clients=True),
-    ifca_case("ifca-reseeding", n_clusters=4, patience=1, rounds=5, training=STEPS, draws_clients=True),
+    ifca_case("ifca-reseeding", start=FAR, n_clusters=3, patience=2, rounds=5, training=STEPS, draws_clients=True),
     fedavg_case("fedavg", training=STEPS, weight="rows"),
     fedavg_case("fedavg-by-clients", NET, training=STEPS, weighting="clients"),
     fedavg_case("fedavg-minibatch", SOFTMAX, training=BATCHES, minibatch=True, weight="rows", classes=3),

@@ -230,6 +230,31 @@ def test_local_models_go_on_where_they_were_from_a_common_start() -> None:
     assert finished.rounds[-1].info["loss"] == pytest.approx(losses / n, rel=1e-9)  # of the models after training
 
 
+def test_local_minibatches_match_a_loop_with_the_same_keys() -> None:
+    data, model, seed = federation(classes=3), softmax_regression(3, 3), 4
+    how = Training(steps=2, batch_size=3)
+    theta, _ = own_models(
+        lambda s: local_models(s, model=model, rounds=3, step_size=0.3, seed=seed, training=how), data
+    )
+    begin = model.initial(1, keys.generator(seed, "start"))[0]
+    for i, (name, x, y) in enumerate(zip(data.names, data.xs, data.ys, strict=True)):
+        n, own = len(x), begin
+        client = keys.name_keys(np.array([name]))[0]
+        for t in range(3):
+            batches: list[Tensor] = []
+            epoch = 0
+            while n and len(batches) < 2:
+                key = keys.key(keys.key(seed, t, "local"), epoch, "batch", client)
+                batches += list(keys.uniform(key, n).argsort(stable=True).split(3))
+                epoch += 1
+            for b in batches[:2]:
+                at = own.clone().requires_grad_()
+                out = x[b] @ at[:9].view(3, 3).T + at[9:]
+                (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(out, y[b]), at)
+                own = own - 0.3 * g
+        torch.testing.assert_close(theta[i], own, rtol=1e-10, atol=1e-12)
+
+
 def test_a_late_client_keeps_its_model_and_misses_the_round() -> None:
     data = federation()
     options: dict[str, Any] = {"model": NET, "step_size": 0.05, "seed": 2, "training": Training(steps=3)}

@@ -17,7 +17,7 @@ from coterie.engines.in_process import Finished, InProcess
 from coterie.evaluate import adjusted_rand, match_models
 from coterie.local import Training
 from coterie.models import Dense, Model, linear_regression
-from helpers import LINE, NET, STEPS, Federation, Late, Only, federation, ragged, run_one
+from helpers import LINE, NET, STEPS, Federation, Late, Only, federation, ragged, run_one, spying
 
 Program = Callable[[Any], Any]
 SCALAR = linear_regression(1, intercept=False)
@@ -378,7 +378,7 @@ def test_soft_labels_recover_planted_clusters() -> None:
 
 
 # -- collapse ---------------------------------------------------------------------------------------------------------
-def far_start(data: Federation) -> Start:
+def far_start() -> Start:
     """One model near both planted ones, and one that attracts nobody."""
     return given([0.0, 0.0, 0.0, 0.0], [1e3, 0.0, 0.0, 0.0])
 
@@ -386,7 +386,7 @@ def far_start(data: Federation) -> Start:
 def test_collapse_is_found_reseeded_and_told() -> None:
     data = federation((20,) * 10)
     options: dict[str, Any] = {"model": LINE, "rounds": 40, "step_size": 0.05, "training": Training(steps=5)}
-    state, finished, label = after(far_start(data), data, patience=4, **options)
+    state, finished, label = after(far_start(), data, patience=4, **options)
     events = [(r.round, event) for r in finished.rounds for event in r.info["events"]]
     assert len(events) == 1
     round_, event = events[0]
@@ -399,15 +399,27 @@ def test_collapse_is_found_reseeded_and_told() -> None:
     assert state.empty.tolist() == [0, 0]
 
 
+def test_a_reseeded_cluster_is_given_its_patience_again() -> None:
+    states: list[State] = []
+    options: dict[str, Any] = {"model": LINE, "rounds": 4, "step_size": 0.05, "patience": 2}
+    theta = far_start().theta
+    assert theta is not None
+    start = Start("warm", theta=torch.cat([theta, theta[1:] * 2]))  # two clusters that attract nobody
+    run_one(spying(program(start, **options), states), federation((20,) * 10).rows)
+    # After two rounds both are empty: the first is reseeded, the other waits for its turn, a round later.
+    assert [s.empty.tolist() for s in states[:3]] == [[0, 0, 0], [0, 1, 1], [0, 0, 2]]
+    assert states[3].empty[2] == 0
+
+
 def test_without_patience_a_collapse_stays() -> None:
     data = federation((20,) * 10)
-    state, finished, _ = after(far_start(data), data, model=LINE, rounds=12, step_size=0.05, patience=0)
+    state, finished, _ = after(far_start(), data, model=LINE, rounds=12, step_size=0.05, patience=0)
     assert all(r.info["events"] == [] for r in finished.rounds)
     assert state.empty.tolist() == [0, 12]
 
 
 def test_the_last_round_does_not_reseed() -> None:
-    state, finished, _ = after(far_start(THREE), federation(), model=LINE, rounds=3, step_size=0.05, patience=3)
+    state, finished, _ = after(far_start(), federation(), model=LINE, rounds=3, step_size=0.05, patience=3)
     assert finished.rounds[-1].info["events"] == []
     assert state.theta[1].tolist() == [1e3, 0, 0, 0]
 
@@ -427,7 +439,7 @@ def test_it_stops_when_nobody_moves_and_nothing_changes() -> None:
 def test_a_cluster_that_was_just_reseeded_is_trained_before_it_stops() -> None:
     data = federation((20,) * 10)
     options: dict[str, Any] = {"model": LINE, "rounds": 300, "step_size": 0.1, "training": Training(steps=5)}
-    state, finished, label = after(far_start(data), data, patience=2, tol=0.5, **options)
+    state, finished, label = after(far_start(), data, patience=2, tol=0.5, **options)
     reseeded = next(r.round for r in finished.rounds if r.info["events"])
     assert state.round > reseeded
     assert state.empty.tolist() == [0, 0]

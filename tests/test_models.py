@@ -178,7 +178,7 @@ def test_linear_gradients_from_given_outputs_agree_with_autograd(loss: Loss, int
     x, y, w = rows(loss)
     theta = torch.stack([start(model, seed=1), start(model, seed=2)])
     outputs = torch.stack([model.own_outputs(run, x) for run in theta])
-    given, own = model.gradient(theta, x, y, w, outputs), model.gradient(theta, x, y, w)
+    given, own = model.linear_gradient(outputs, x, y, w, theta), model.gradient(theta, x, y, w)
     n_weights = FEATURES * model.n_outputs
 
     def penalised(t: Tensor, c: int) -> Tensor:

@@ -81,6 +81,8 @@ def test_weighted_mean_is_that_of_a_loop_and_zero_without_weight(shape: tuple[in
     want = sum(float(reply["weight"][0, c]) * reply["value"][0, c] for c in range(CLIENTS)) / 8.0
     torch.testing.assert_close(got[0], want)
     assert torch.equal(got[1], torch.zeros(shape, dtype=torch.float64))
+    small = folded(WeightedMean("weight"), reply | {"weight": reply["weight"] / 1000}, "value", at)
+    torch.testing.assert_close(small[0], want)  # only the ratio of weights matters
     assert WeightedMean("weight").needs == ("weight",)
 
 
@@ -109,6 +111,19 @@ def test_a_cluster_that_nobody_chose_keeps_its_model(shape: tuple[int, ...], at:
     assert torch.equal(first[1], old[1])
     assert torch.equal(second[0], old[0])
     torch.testing.assert_close(second[1], reply["value"][1].mean(0))
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("per_cluster", [False, True])
+def test_a_client_that_diverged_spoils_its_own_cluster_only(bad: float, per_cluster: bool) -> None:
+    reply = replies((4,))
+    want = folded(ByCluster("hard", per_cluster=per_cluster), reply, "each" if per_cluster else "value", [3])
+    reply["value"][0, 1] = bad
+    reply["each"][0, 1] = bad
+    got = folded(ByCluster("hard", per_cluster=per_cluster), reply, "each" if per_cluster else "value", [3])
+    assert not got[0].sum[2].isfinite().any()  # client 1 is in cluster 2
+    torch.testing.assert_close(got[0].sum[:2], want[0].sum[:2])
+    torch.testing.assert_close(got[1].sum, want[1].sum)
 
 
 def test_a_small_share_still_counts_in_full() -> None:

@@ -2,6 +2,7 @@
 """The command line: results to stdout, progress and words to stderr, exit code 2 on misuse."""
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -26,9 +27,9 @@ from coterie.errors import ConfigError, CoterieError
 from coterie.estimators import load
 from coterie.fitting import Fitted, Watch, check_fit, fit
 from coterie.report import write_report
-from coterie.runs import begin_run, finish_run, is_finished, read_options
+from coterie.runs import begin_run, finish_run, is_finished, read_options, summary
 from coterie.studies import commands, digits_demo
-from coterie.tables import assignments, predictions, write_rows
+from coterie.tables import assignments, check_ending, predictions, write_rows
 
 __all__ = ["app", "main"]
 
@@ -42,7 +43,8 @@ data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True
 app.add_typer(data_app, name="data")
 app.add_typer(commands.app, name="study")
 
-out, err = Console(), Console(stderr=True)
+_PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
+out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
 
 Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -53,13 +55,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
 
 
-@app.callback()
-def _main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(f"coterie {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command("demo")
@@ -127,7 +135,7 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
     chosen = read_options(run)
     if is_finished(run):
         err.print("the run has finished; only its report is written again")
-        print(f"report: {write_report(run)}")
+        _show_report(run, as_json)
         return
     _fit_into(run, chosen, _read(chosen), every, as_json)
 
@@ -135,17 +143,19 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 @app.command("predict")
 def predict_command(run: Run, data: Data, out_: Out = None) -> None:
     """Predict every row of DATA, each client by its own cluster's model."""
-    write_rows(predictions(load(run), data), out_)
+    check_ending(out_)
+    table, said = predictions(load(run), data)
+    write_rows(table, out_)
+    _warn(said)
 
 
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None) -> None:
     """Place clients, also new ones, by the loss on their labelled rows."""
-    table = assignments(load(run), data)
-    unsure = table["certain"].to_pylist().count(False)
+    check_ending(out_)
+    table, said = assignments(load(run), data)
     write_rows(table, out_)
-    if unsure:
-        err.print(f"warning: {unsure} of {table.num_rows} clients could as well belong elsewhere: margin within noise")
+    _warn(said)
 
 
 @app.command("report")
@@ -160,12 +170,17 @@ def check_command(
     client: Client = None,
     target: Target = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")] = None,
+    categorical: Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")] = None,
     missing: Annotated[str, typer.Option(help="Missing values: error, mean or drop.")] = "error",
+    task: Annotated[str, typer.Option(help="auto, regression or classification.")] = "auto",
     min_rows: Annotated[int, typer.Option(help="Leave out clients with fewer rows.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Say what is in the data and what would go wrong."""
-    found = check(data, client=client, target=target, exclude=exclude or (), missing=missing, min_rows=min_rows)  # type: ignore[arg-type]
+    found = check(
+        data, client=client, target=target, exclude=exclude or (), categorical=categorical or (),
+        missing=missing, task=task, min_rows=min_rows,  # type: ignore[arg-type]
+    )  # fmt: skip
     if as_json:
         print(found.model_dump_json(indent=2))
     else:
@@ -191,10 +206,10 @@ def _read(chosen: FitOptions) -> Clients:
 
 def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
     check_fit(clients, chosen)
-    command = "coterie " + shlex.join(sys.argv[1:])
-    new = not folder.exists()
-    begin_run(folder, chosen, command, clients)
-    err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}", highlight=False, soft_wrap=True)
+    new = begin_run(folder, chosen, "coterie " + shlex.join(sys.argv[1:]), clients)
+    if err.is_terminal:
+        err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
+    _warn(_left_out(clients))
     try:
         with _progress() as watch:
             fitted = fit(clients, chosen, folder=folder, every=every, watch=watch)
@@ -206,43 +221,54 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
         err.print(f"interrupted; continue with: coterie resume {folder}")
         raise
     more = digits_demo.demo_results(chosen.seed, fitted) if chosen.data.path == digits_demo.NAME else {}
-    finish_run(folder, fitted, command, more)
+    finish_run(folder, fitted, more)
+    if not as_json:
+        _show(fitted, more)
+        _warn(fitted.warnings)
+    _show_report(folder, as_json)
+
+
+def _show_report(folder: Path, as_json: bool) -> None:
+    """Write the report; print its path, or all that the run found as one JSON document."""
     report = write_report(folder)
     if as_json:
-        print(json.dumps({"run": str(folder), "report": str(report), **_summary(fitted), **more}, indent=2))
+        print(json.dumps({"run": str(folder), "report": str(report), **summary(folder)}, indent=2, allow_nan=False))
     else:
-        _show(fitted, more)
         print(f"report: {report}")
-
-
-def _summary(fitted: Fitted) -> dict[str, Any]:
-    return {
-        "method": fitted.options.method, "seed": fitted.options.seed, "metric": fitted.metric,
-        "methods": [vars(score) for score in fitted.scores],
-        "cluster_sizes": fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist(),
-        "uncertain_clients": int((~fitted.placed.certain).sum()), "warnings": fitted.warnings,
-        "target_scale": float(fitted.scaling.y_scale), "seconds": fitted.seconds,
-    }  # fmt: skip
 
 
 def _show(fitted: Fitted, more: dict[str, Any]) -> None:
     accuracy = fitted.metric == "accuracy"
     scale = float(fitted.scaling.y_scale)
     table = Table(
-        "", "training rows", "held-out rows", *(() if accuracy else ("in standard deviations",)), "new clients"
+        "", "training rows", "held-out rows", *(() if accuracy else ("in std. dev.",)), "new clients"
     )
+    table.columns[0].no_wrap = True
     for s in fitted.scores:
         values = [s.train, s.test, *(() if accuracy else (None if s.test is None else s.test / scale,)), s.new_clients]
         table.add_row(s.label, *("-" if v is None else f"{v:.1%}" if accuracy else f"{v:.4g}" for v in values))
-    out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}", highlight=False)
-    out.print(table)
+    out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
+    out.print(table, soft_wrap=False)
     if len(fitted.theta) > 1:
         sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
-        out.print(f"clients per cluster: {', '.join(map(str, sizes))}", highlight=False)
+        out.print(f"clients per cluster: {', '.join(map(str, sizes))}")
     if "adjusted_rand" in more:
-        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}", highlight=False)
-    for said in fitted.warnings:
-        err.print(f"warning: {said}", highlight=False)
+        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
+
+
+def _left_out(clients: Clients) -> list[str]:
+    """Say what was not used."""
+    said = []
+    if clients.dropped_rows:
+        said.append(f"{clients.dropped_rows} rows with missing values are left out")
+    if clients.dropped_clients:
+        said.append(f"{clients.dropped_clients} clients with too few rows are left out")
+    return said
+
+
+def _warn(sentences: list[str]) -> None:
+    for said in sentences:
+        err.print(f"warning: {said}")
 
 
 @contextmanager
@@ -296,37 +322,64 @@ def _free_folder(stem: str) -> Path:
 
 
 def _show_findings(found: Findings) -> None:
-    per = ", ".join(f"{name} {value:g}" for name, value in found.rows_per_client.items())
-    out.print(f"{found.rows} rows, {found.clients} clients; rows per client: {per}", highlight=False)
+    if found.features:
+        per = ", ".join(f"{name} {value:g}" for name, value in found.rows_per_client.items())
+        out.print(f"{found.rows} rows, {found.clients} clients; rows per client: {per}")
+        out.print(_feature_table(found), soft_wrap=False)
+    if found.target is not None:
+        classes = f" of {', '.join(found.target.classes)}" if found.target.classes else ""
+        out.print(f"target {found.target.name}: {found.target.task}{classes}")
+    for problem in found.problems:
+        out.print(f"{problem.severity}: {problem.sentence}")
+        if problem.hint:
+            out.print(f"hint: {problem.hint}")
+    if found.ok:
+        out.print("ready to fit")
+
+
+def _feature_table(found: Findings) -> Table:
     table = Table("column", "kind", "missing", "levels", "")
     for f in found.features:
-        table.add_row(
-            f.name,
-            f.kind or "-",
-            str(f.missing),
-            str(len(f.levels)) if f.levels else "-",
-            "constant" if f.constant else "",
-        )
-    out.print(table)
-    for problem in found.problems:
-        out.print(f"{problem.severity}: {problem.sentence}\n  hint: {problem.hint}", highlight=False)
-    if found.ok:
-        out.print("ready to fit", highlight=False)
+        levels = str(len(f.levels)) if f.levels else "-"
+        table.add_row(f.name, f.kind or "-", str(f.missing), levels, "constant" if f.constant else "")
+    return table
 
 
 def main() -> None:
     """Run the command line."""
     try:
-        app(standalone_mode=False)
+        sys.exit(app(prog_name="coterie", standalone_mode=False))
     except CoterieError as error:
-        err.print(f"error: {error.message}", highlight=False, markup=False, soft_wrap=True)
-        if error.hint:
-            err.print(f"hint: {error.hint}", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(2)
-    except click.exceptions.Exit as leave:
-        sys.exit(leave.exit_code)
-    except click.ClickException as error:
+        _complain(error.message, error.hint)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        sys.exit(2)
+    except click.UsageError as error:
+        _complain(*_usage(error))
     except (KeyboardInterrupt, click.exceptions.Abort):
         sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        where = f" '{error.filename}'" if error.filename else ""
+        _complain(
+            f"cannot read or write{where}: {error.strerror or error}", "check the path, its permissions, the disk"
+        )
+    sys.exit(2)
+
+
+def _complain(message: str, hint: str) -> None:
+    err.print(f"error: {message}")
+    if hint:
+        err.print(f"hint: {hint}")
+
+
+def _usage(error: click.UsageError) -> tuple[str, str]:
+    """Say in our own manner what click has to say."""
+    path = error.ctx.command_path if error.ctx is not None else "coterie"
+    way_out = f"`{path} --help` shows what there is"
+    if isinstance(error, click.NoSuchOption):
+        near = " or ".join(error.possibilities or ())
+        return f"there is no option {error.option_name}", f"did you mean {near}?" if near else way_out
+    said = error.format_message().rstrip(".")
+    return said[0].lower() + said[1:], way_out

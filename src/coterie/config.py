@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """All options of a fit: one tree, the same for Python, the command line, TOML files and run folders."""
 
+import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from coterie.errors import ConfigError
 
 __all__ = ["ClusterOptions", "DataOptions", "FitOptions", "ModelOptions", "TrainingOptions", "options"]
 
-Method = Literal["ifca", "fedavg", "local"]
+Method = Literal["ifca", "fedavg"]
 
 
 class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataOptions(_Options):
@@ -39,7 +40,7 @@ class DataOptions(_Options):
 class ModelOptions(_Options):
     """What is trained. `hidden` layers make a linear model a network; a torch module is given in Python only."""
 
-    hidden: tuple[int, ...] = ()
+    hidden: tuple[PositiveInt, ...] = ()
     intercept: bool = True
     l2: float = Field(0.0, ge=0)
 
@@ -113,25 +114,58 @@ def options(tree: dict[str, Any] | None = None, *, file: Path | None = None, set
     try:
         return FitOptions.model_validate(merged)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the options"
-        said = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {said[0].lower()}{said[1:]}", "`coterie fit --help` lists the options") from None
+        raise _complaint(error) from None
+
+
+def _complaint(error: ValidationError) -> ConfigError:
+    """Say what is wrong with the first bad option."""
+    first = error.errors()[0]
+    where, given = ".".join(str(part) for part in first["loc"]), first["input"]
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"there is no option '{where}'", _similar(where))
+    if first["type"] == "model_type":
+        return ConfigError(f"{where} is {given!r} and should be a group of options", _similar(where))
+    said = str(first["msg"]).removeprefix("Value error, ")
+    said = said[0].lower() + said[1:]
+    if isinstance(given, BaseModel | dict):  # an option may contradict another of its group
+        return ConfigError(f"{where}: {said}", "`coterie fit --help` lists the options")
+    return ConfigError(f"{where} is {given!r}: {said}", "`coterie fit --help` lists the options")
+
+
+def _similar(name: str) -> str:
+    """Hint at the options that were perhaps meant."""
+    known = list(_option_names(FitOptions))
+    inside = [one for one in known if one.startswith(f"{name}.")]
+    same = [one for one in known if one.split(".")[-1] == name.rpartition(".")[2]]
+    close = [] if inside else same or difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(inside or known)}"
+
+
+def _option_names(kind: type[BaseModel]) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from (f"{name}.{inner}" for inner in _option_names(field.annotation))
+        else:
+            yield name
 
 
 def _merge(into: dict[str, Any], tree: dict[str, Any]) -> None:
     for name, value in tree.items():
         if isinstance(value, dict):
-            _merge(into.setdefault(name, {}), value)
+            inside = into.get(name)
+            into[name] = inside if isinstance(inside, dict) else {}
+            _merge(into[name], value)
         else:
             into[name] = value
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {file}", "check the path after --config") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", "check the path after --config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}", "a line looks like: rounds = 50") from None
 

@@ -2,6 +2,7 @@
 """The scikit-learn face: constructors store parameters, `fit` learns, results end in an underscore."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,6 +27,12 @@ from coterie.runs import Loaded, load_run
 
 __all__ = ["IFCA", "FedAvg", "Federated", "load"]
 
+_TRAINING = (
+    "rounds", "step_size", "local_steps", "epochs", "batch_size", "momentum", "decay", "participation", "weighting",
+    "tol",
+)  # fmt: skip
+_CLUSTERS = ("n_clusters", "averaging", "init", "n_init", "soft", "shared_layers", "patience")
+
 
 class Federated(BaseEstimator):  # type: ignore[misc]
     """What all estimators share: fitting, placing clients, predicting, scoring."""
@@ -43,8 +50,10 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         watch : callable, optional
             Told of every round.
         """
-        data = _as_clients(clients, y, groups, test_size=0.0, seed=self.random_state)
-        self._keep(fit(data, self._options(), module=self.model, start=self._start(), watch=watch))
+        chosen = self._options()
+        data = _as_clients(clients, y, groups)
+        self._keep(fit(data, chosen, module=self.model, start=self._start(), watch=watch))
+        self.classes_ = _classes(self.schema_, y)
         return self
 
     def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
@@ -55,28 +64,34 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         order of their names.
         """
         self._check_fitted()
-        rows = _rows(clients, None, groups, self.schema_)
+        rows = self._rows(clients, None, groups)
         made = self.predict_stored(rows, self.labels_of(rows))
         if isinstance(clients, Clients | Ragged):
             return made[np.argsort(rows.owners, kind="stable")]
         out = np.empty_like(made)
-        out[rows.order_of(np.zeros(len(made), dtype=int) if groups is None else groups)] = made
+        out[rows.order_of(_names(groups, len(made)))] = made
         return out
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Placed:
-        """Place clients, old or new, by the loss on their labelled rows."""
+        """Place clients, old or new, by the loss on their labelled rows; they come in the order of their names."""
         self._check_fitted()
-        return placed(self.model_, self.theta_, self._prepared(_rows(clients, y, groups, self.schema_)))
+        return placed(self.model_, self.theta_, self._prepared(_labelled(self._rows(clients, y, groups))))
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
         """Accuracy, or R^2, over all rows; known clients are served by their own model, others placed by these rows."""
         self._check_fitted()
-        rows = self._prepared(_rows(clients, y, groups, self.schema_))
+        rows = self._prepared(_labelled(self._rows(clients, y, groups)))
         measured = measured_models(self.model_, self.theta_, self._labels_of(rows), rows)
         if self.model_.loss == "cross_entropy":
             return measured.mean_right
         total = torch.cat([block.target[block.real] for block in rows.blocks()]).double()
         return 1.0 - measured.mean_right / max(float(total.var(correction=0)), 1e-300)
+
+    def known_labels(self, names: np.ndarray) -> Tensor:
+        """[M] the cluster of each client in training, -1 for one that was not there; all 0 when there is one model."""
+        if len(self.theta_) == 1:
+            return torch.zeros(len(names), dtype=torch.int64)
+        return torch.tensor([self._known.get(str(name), -1) for name in names], dtype=torch.int64)
 
     def labels_of(self, rows: Ragged) -> Tensor:
         """[M] each client's cluster: known from training, or found from its labelled rows."""
@@ -92,7 +107,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             parts.append(own[block.real])
         out = torch.cat(parts) if parts else torch.zeros(0, self.model_.n_outputs)
         if self.model_.loss == "cross_entropy":
-            return np.asarray(np.asarray(self.schema_.classes)[out.argmax(-1).numpy()])
+            return np.asarray(self.classes_[out.argmax(-1).numpy()])
         return np.asarray(self.scaling_.back(out.squeeze(-1)).double())
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -123,6 +138,23 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "theta_"):
             raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
 
+    def _rows(self, data: Any, y: Any, groups: Any) -> Ragged:
+        """Rows of known columns: as they are, the held-out part of a `Clients`, or arrays."""
+        if isinstance(data, Ragged):
+            return data
+        if isinstance(data, Clients):
+            _check_same(self.schema_, data.schema)
+            return data.train if data.test is None else data.test
+        if groups is None and len(self.theta_) > 1:
+            raise DataError("it is not said which client each row belongs to", "pass groups=")
+        rows = from_arrays(data, None, groups, task="none", test_size=0.0, missing="mean").train
+        names = _names(groups, len(data))
+        if rows.layout.n_rows != len(names):
+            raise DataError("groups has missing values", "name the client of every row")
+        if y is None:
+            return rows
+        return replace(rows, y=_targets(y, len(names), self.schema_)[rows.order_of(names)])
+
     def _prepared(self, rows: Ragged) -> Ragged:
         if rows.shape != tuple(self.scaling_.mean.shape):
             raise DataError(
@@ -132,18 +164,16 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return rows.changed(self.scaling_.features, self.scaling_.target).to(self.model_.dtype)
 
     def _labels_of(self, prepared: Ragged) -> Tensor:
-        known = torch.tensor([self._known.get(str(name), -1) for name in prepared.names])
-        if len(self.theta_) == 1:
-            return torch.zeros_like(known)
-        strangers = [str(name) for name, label in zip(prepared.names, known, strict=True) if label < 0]
-        if strangers and prepared.y is None:
+        known = self.known_labels(prepared.names)
+        strangers = prepared.names[(known < 0).numpy()]
+        if not len(strangers):
+            return known
+        if prepared.y is None:
             raise DataError(
                 f"client '{strangers[0]}' was not there in training and has no targets to place it by",
-                "place new clients with labelled rows first: `coterie assign`",
+                "give labelled rows of it: `assign` places new clients",
             )
-        if strangers:
-            known = torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)
-        return known
+        return torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)
 
 
 class IFCA(Federated):
@@ -176,6 +206,8 @@ class IFCA(Federated):
         What happened.
     scores_ : dict
         How the method and its baselines do.
+    classes_ : ndarray
+        What predictions of a class are made of: the values of `y`, or the names in a file.
     """
 
     def __init__(
@@ -232,11 +264,10 @@ class IFCA(Federated):
         self.random_state = random_state
 
     def _options(self) -> FitOptions:
-        own = ("n_clusters", "averaging", "init", "n_init", "soft", "shared_layers", "patience")
-        return _options_of(self, "ifca", clusters={name: getattr(self, name) for name in own})
+        return _options_of(self, "ifca", clusters={name: getattr(self, name) for name in _CLUSTERS})
 
     def _start(self) -> Tensor | None:
-        return self.start
+        return None if self.start is None else torch.as_tensor(self.start)
 
 
 class FedAvg(Federated):
@@ -304,14 +335,23 @@ def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Feder
         The network that was trained, when it was your own.
     """
     run = load_run(Path(folder), module=model)
-    t, c, o = run.options.training, run.options.clusters, run.options
-    common: dict[str, Any] = {
-        "model": model, "hidden": o.model.hidden, "l2": o.model.l2, "rounds": t.rounds, "step_size": t.step_size,
-        "local_steps": t.local_steps, "random_state": o.seed,
-    }  # fmt: skip
-    made: Federated = IFCA(c.n_clusters, **common) if o.method == "ifca" else FedAvg(**common)
+    made = _unfitted(run.options, model)
     _restore(made, run)
     return made
+
+
+def _unfitted(chosen: FitOptions, model: nn.Module | Model | None) -> Federated:
+    """Make the estimator that has these options."""
+    common: dict[str, Any] = {name: getattr(chosen.training, name) for name in _TRAINING}
+    if chosen.training.weighting is None:
+        del common["weighting"]  # each has its own
+    common |= {
+        "model": model, "hidden": chosen.model.hidden, "l2": chosen.model.l2, "random_state": chosen.seed,
+        "standardise": chosen.data.standardise, "baselines": chosen.baselines,
+    }  # fmt: skip
+    if chosen.method == "ifca":
+        return IFCA(**common, **{name: getattr(chosen.clusters, name) for name in _CLUSTERS})
+    return FedAvg(**common, proximal=chosen.training.proximal)
 
 
 def _restore(estimator: Federated, run: Loaded) -> None:
@@ -320,16 +360,13 @@ def _restore(estimator: Federated, run: Loaded) -> None:
     estimator._known = run.labels
     estimator.client_names_ = np.asarray(list(run.labels))
     estimator.labels_ = np.asarray(list(run.labels.values()))
+    estimator.margins_, estimator.certain_ = run.margins, run.certain
+    estimator.scores_ = {score.method: score for score in run.scores}
+    estimator.classes_ = _classes(run.schema, None)
 
 
 def _options_of(estimator: Any, method: str, **more: dict[str, Any]) -> FitOptions:
-    training = {
-        name: getattr(estimator, name)
-        for name in (
-            "rounds", "step_size", "local_steps", "epochs", "batch_size", "momentum", "decay", "participation",
-            "weighting", "tol",
-        )
-    }  # fmt: skip
+    training = {name: getattr(estimator, name) for name in _TRAINING}
     tree: dict[str, Any] = {
         "method": method, "seed": estimator.random_state, "baselines": estimator.baselines,
         "data": {"standardise": estimator.standardise}, "model": {"hidden": estimator.hidden, "l2": estimator.l2},
@@ -338,34 +375,69 @@ def _options_of(estimator: Any, method: str, **more: dict[str, Any]) -> FitOptio
     return options(tree)
 
 
-def _as_clients(data: Any, y: Any, groups: Any, *, test_size: float, seed: int) -> Clients:
+def _as_clients(data: Any, y: Any, groups: Any) -> Clients:
     if isinstance(data, Clients):
+        if y is not None or groups is not None:
+            raise DataError("clients have their own targets and names", "give y and groups with arrays only")
         return data
     if groups is None:
         raise DataError("fit needs to know the client of each row", "pass groups=, or read a file with coterie.read")
-    return from_arrays(data, y, groups, test_size=test_size, seed=seed)
+    return from_arrays(data, y, groups, test_size=0.0)
 
 
-def _rows(data: Any, y: Any, groups: Any, schema: Schema) -> Ragged:
-    """Rows of known columns: as they are, the held-out part of a `Clients`, or arrays."""
-    if isinstance(data, Ragged):
-        return data
-    if isinstance(data, Clients):
-        return data.train if data.test is None else data.test
-    x = torch.as_tensor(np.asarray(data))
-    x = x if x.is_floating_point() else x.to(torch.float32)
-    names = np.zeros(len(x), dtype=int) if groups is None else np.asarray(groups)
-    if len(names) != len(x) or (y is not None and len(y) != len(x)):
-        raise DataError(f"there are {len(x)} rows, but not as many groups or targets", "give one of each per row")
-    return Ragged.from_groups(x, None if y is None else _targets(np.asarray(y), schema), names)
+def _names(groups: Any, n: int) -> np.ndarray:
+    """[N] the client of each row, spelled as in training; without groups, all rows are one client's."""
+    if groups is None:
+        return np.full(n, "client")
+    given = np.asarray(groups).reshape(-1)
+    if given.dtype == object:
+        return np.array([name_of(value) for value in given])
+    different, which = np.unique(given, return_inverse=True)
+    return np.array([name_of(value) for value in different.tolist()])[which]
 
 
-def _targets(y: np.ndarray, schema: Schema) -> Tensor:
-    if schema.task != "classification":
-        return torch.as_tensor(y).to(torch.float64)
-    number = {name: i for i, name in enumerate(schema.classes)}
+def _classes(schema: Schema, y: Any) -> np.ndarray:
+    """What predictions are made of: values of the array that was given in training, or names."""
+    if y is None or schema.task != "classification":
+        return np.asarray(schema.classes)
+    values = np.unique(np.asarray(y))
+    names = [name_of(value) for value in values.tolist()]
+    return np.asarray(values[[names.index(name) for name in schema.classes]])
+
+
+def _check_same(known: Schema, other: Schema) -> None:
+    """Refuse clients whose numbers mean something else than in training."""
+    same_target = other.task == "none" or (other.task, other.classes) == (known.task, known.classes)
+    if other.columns != known.columns or not same_target:
+        what = "features or category levels" if other.columns != known.columns else "classes"
+        raise DataError(
+            f"these clients have other {what} than the training data",
+            "read them in the same way: coterie.data.readers.read_with(model.schema_, path)",
+        )
+
+
+def _labelled(rows: Ragged) -> Ragged:
+    if rows.y is None:
+        raise DataError("there are no targets, and clients are judged by their labelled rows", "pass y")
+    return rows
+
+
+def _targets(y: Any, n: int, schema: Schema) -> Tensor:
+    """[N] targets as in training: class numbers, or real numbers."""
+    y = np.asarray(y)
+    if y.shape not in ((n,), (n, 1)):
+        raise DataError(f"y has shape {y.shape} and there are {n} rows", "give one target for each row")
+    if schema.task == "classification":
+        return _class_numbers(y.reshape(-1), schema.classes)
+    if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
+        raise DataError("y has values that are no finite numbers", "leave those rows out")
+    return torch.from_numpy(y.reshape(-1).astype(np.float64))
+
+
+def _class_numbers(y: np.ndarray, classes: tuple[str, ...]) -> Tensor:
+    number = {name: i for i, name in enumerate(classes)}
     names = [name_of(value) for value in y.tolist()]
     strange = sorted(set(names) - set(number))
     if strange:
-        raise DataError(f"class '{strange[0]}' was not there in training", f"training had {', '.join(schema.classes)}")
+        raise DataError(f"class '{strange[0]}' was not there in training", f"training had {', '.join(classes)}")
     return torch.tensor([number[name] for name in names])

@@ -110,16 +110,17 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     """Compare all models on a client's rows."""
     model, theta = shared["model"], shared["theta"]  # [S, K, P]
     per_row = row_loss(model.loss, outputs(model, theta, data), data.target)  # [S, K, C, N]
-    loss = torch.einsum("skcn,cn->skc", per_row, data.weights)
-    label = loss.argmin(1)
+    loss = torch.einsum("skcn,cn->skc", per_row, data.weights).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    label = loss.argmin(1)  # a model that diverged loses infinitely: nobody belongs to it
     margin = loss.new_zeros(label.shape)
     error = loss.new_zeros(label.shape)
     if theta.shape[1] > 1:
         second = loss.scatter(1, label[:, None], torch.inf).argmin(1)
         difference = chosen(per_row, second) - chosen(per_row, label)  # [S, C, N]
-        margin = (difference * data.weights).sum(-1)
+        margin = chosen(loss, second) - chosen(loss, label)
         spread = ((difference - margin[..., None]) ** 2 * data.weights).sum(-1)
         error = torch.where(data.n > 1, (spread / (data.n - 1).clamp(min=1)).sqrt(), torch.inf)
+        error = torch.where(margin.isinf(), 0, error)  # all the others diverged
     reply = {
         "label": label,
         "losses": loss.transpose(1, 2),

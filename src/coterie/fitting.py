@@ -103,13 +103,13 @@ def fit(
         Told of every round.
     """
     began = time.perf_counter()
-    check_fit(clients, options)
+    check_fit(clients, options, module=module, start=start)
     work = _Work(clients, options, folder, every, watch)
     work.prepare(module)
     theta, chosen_run = work.train(start)
     found = work.placed(work.rows, theta)
     scores, per_client = work.measure(theta, found)
-    warnings = _warnings(found, options)
+    warnings = _warnings(theta, found, options)
     seconds = time.perf_counter() - began
     return Fitted(
         options, clients.schema, work.model, work.scaling, theta, clients.names, found,
@@ -127,25 +127,42 @@ def measured_models(model: Model, theta: Tensor, label: Tensor, rows: Ragged) ->
     return Measured(**InProcess(rows).ask(measure_ask(model, theta, label)).values)
 
 
-def check_fit(clients: Clients, options: FitOptions) -> None:
+def check_fit(
+    clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, start: Tensor | None = None
+) -> None:
     """Refuse what cannot work, before anything is written."""
-    schema, k = clients.schema, options.clusters.n_clusters
-    if schema.task == "none":
-        raise DataError(f"{options.method} needs a target to learn", "name its column with --target")
-    if options.method == "ifca" and clients.n_clients < 2:
-        raise DataError("there is only one client, so there are no groups to find", "check the client column")
-    if options.method == "ifca" and k > clients.n_clients:
-        raise DataError(
-            f"{k} clusters are more than the {clients.n_clients} clients",
-            f"ask for at most {clients.n_clients} clusters",
-        )
+    if clients.schema.task == "none":
+        raise DataError(f"{options.method} needs a target to learn", "name its column with --target, or pass y")
+    model = _model(clients, options, module)
+    if options.method == "ifca":
+        _check_clusters(clients, options, model, start)
     small = int(clients.train.counts.min())
-    if options.clusters.n_init > 1 and small < 2:
+    if options.method == "ifca" and options.clusters.n_init > 1 and small < 2:
         name = clients.names[int(clients.train.counts.argmin())]
         raise DataError(
             f"client '{name}' has {small} training row; several starts are compared on held-out rows and need 2",
-            "drop small clients with --min-rows, or use one start",
+            "drop small clients with --min-rows 2, or use one start",
         )
+
+
+def _check_clusters(clients: Clients, options: FitOptions, model: Model, start: Tensor | None) -> None:
+    c, n_clients = options.clusters, clients.n_clients
+    if n_clients < 2:
+        raise DataError("there is only one client, so there are no groups to find", "check the client column")
+    if c.n_clusters > n_clients:
+        raise DataError(
+            f"{c.n_clusters} clusters are more than the {n_clients} clients", f"ask for at most {n_clients} clusters"
+        )
+    if (c.init == "warm") != (start is not None):
+        raise ConfigError(
+            f"init is '{c.init}' and start models are {'not ' if start is None else ''}given",
+            "warm starts are for Python: IFCA(init='warm', start=theta)",
+        )
+    for layer in c.shared_layers:
+        if not any(name == layer or name.startswith(f"{layer}.") for name in model.layers):
+            raise ConfigError(
+                f"shared_layers: the model has no layer '{layer}'", f"its layers are {', '.join(model.layers)}"
+            )
 
 
 class _Work:
@@ -156,7 +173,6 @@ class _Work:
     ) -> None:
         self.clients, self.options, self.folder, self.every, self.watch = clients, options, folder, every, watch
         self.rounds: list[Round] = []
-        self.local_engine: InProcess | None = None
         t = options.training
         self.training = Training(t.local_steps, t.epochs, t.batch_size, t.momentum, t.proximal)
 
@@ -230,8 +246,8 @@ class _Work:
     def _add_global(self, scores: list[Score], per_client: dict[str, Tensor]) -> None:
         closed = _closed_form(self.model)
         program = self._fedavg()
-        if isinstance(self.model, Dense) and closed:
-            program = partial(fedavg.pooled_ridge, model=self.model, l2=max(self.model.l2, 1e-6))
+        if isinstance(self.model, Dense) and closed:  # l2/2 |w|^2 is what training penalises
+            program = partial(fedavg.pooled_ridge, model=self.model, l2=max(self.model.l2 / 2, 1e-6))
         rounds = 1 if closed else self.options.training.rounds
         theta = self._run("one model for all", self.rows, [program], fedavg.State, rounds).states[0].theta[None]
         everyone = torch.zeros(self.rows.n_clients, dtype=torch.int64)
@@ -328,7 +344,10 @@ class _Work:
         """Place new clients by half of their rows, and judge on the other half."""
         if self.newcomers is None:
             return None
-        query, support = self.newcomers.split(_SUPPORT, seed=self.options.seed, purpose="support")
+        enough = np.flatnonzero(self.newcomers.layout.counts > 1)  # nothing would be left of one row
+        if not len(enough):
+            return None
+        query, support = self.newcomers.only(enough).split(_SUPPORT, seed=self.options.seed, purpose="support")
         label = self.placed(support, theta).label
         return self._overall(measured_models(self.model, theta, label, query))
 
@@ -377,10 +396,13 @@ def _title(options: FitOptions) -> str:
     return "FedProx" if options.training.proximal else "FedAvg"
 
 
-def _warnings(found: Placed, options: FitOptions) -> list[str]:
-    if options.method != "ifca":
-        return []
+def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
     out = []
+    diverged = int((~(theta.isfinite().all(1) & found.losses.isfinite().any(0))).sum())
+    if diverged:
+        out.append(f"{diverged} of {len(theta)} models diverged: lower training.step_size")
+    if options.method != "ifca":
+        return out
     unsure = int((~found.certain).sum())
     if unsure:
         out.append(

@@ -220,6 +220,9 @@ class ByCluster(_Additive):
             total = torch.einsum("sck,sckp->skp", w, flat)
         else:
             total = w.transpose(1, 2) @ flat  # [S, K, P]: one product, each reply read once
+        if not bool(total.isfinite().all()):  # 0 times infinity is not 0: who diverged spoils its own clusters only
+            own = flat if self.per_cluster else flat[:, :, None]
+            total = torch.where(w[..., None] > 0, w[..., None] * own, 0).sum(1)
         shape = (*total.shape[:2], *value.shape[2 + self.per_cluster :])
         return {"sum": total.reshape(shape), "weight": share.sum(1, dtype=torch.float64)}
 

@@ -4,6 +4,7 @@
 import hashlib
 import io
 import json
+import math
 import platform
 import shutil
 from collections.abc import Mapping
@@ -17,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from coterie import __version__
 from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
@@ -28,12 +29,13 @@ from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors
 from coterie.engines.in_process import Round
 from coterie.errors import ConfigError, RunError
 from coterie.evaluate import Placed
-from coterie.fitting import Fitted
+from coterie.fitting import Fitted, Score
 from coterie.models import Dense, Model, Network
 
-__all__ = ["Loaded", "begin_run", "finish_run", "is_finished", "load_run", "read_options"]
+__all__ = ["Loaded", "begin_run", "finish_run", "is_finished", "load_run", "read_options", "summary"]
 
 _MODELS = "models/models.safetensors"
+_FAR = 1e12  # the loss of a diverged model, on the map
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,21 @@ class Loaded:
     scaling: Scaling
     theta: Tensor  # [K, P]
     labels: dict[str, int]  # client -> cluster
+    margins: np.ndarray  # [M] in the order of the labels
+    certain: np.ndarray  # [M]
+    scores: list[Score]
 
 
-def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> None:
-    """Make the folder and write down what is about to be done.
+def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
+    """Make the folder and write down what is about to be done.  -> whether the run is new
 
     A folder that holds something else, a run with other options, or a run on other data, is refused.
     """
     print_ = _fingerprint(clients)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, and a run is a folder", "name a new folder with --out")
     if (folder / "run.json").exists():
-        if _read_json(folder).get("fingerprint", print_) != print_:
+        if _read_json(folder).get("fingerprint") != print_:
             raise RunError(
                 f"the data of the run in {folder} has changed since it began", "start a new run with another --out"
             )
@@ -64,24 +71,35 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
                 f"{folder} holds a run with other options",
                 f"continue it with `coterie resume {folder}`, or name another --out",
             )
-        return
+        return False
     if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and not a run", "name a new folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder, {"status": "running", **_header(options, command), "fingerprint": print_})
+    return True
 
 
-def finish_run(folder: Path, fitted: Fitted, command: str, results: Mapping[str, Any] | None = None) -> None:
+def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
     _write_models(folder, fitted)
     _write_table(folder / "rounds.parquet", _rounds(fitted.rounds))
     _write_table(folder / "clients.parquet", _clients(fitted))
-    document = {"status": "finished", "seconds": fitted.seconds, **_header(fitted.options, command)}
+    document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
     document |= {"data": _data(fitted), "results": {**_results(fitted), **(results or {})}}
     _write_json(folder, document)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for left in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+    for left in folder.rglob(".*.tmp"):  # of a process that was killed while it wrote
         left.unlink()
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What a finished run found, in short."""
+    document = _read_json(folder)
+    data, results = document["data"], document["results"]
+    found = {name: results[name] for name in ("methods", "cluster_sizes", "uncertain_clients", "warnings")}
+    found |= {name: results[name] for name in ("adjusted_rand",) if name in results}
+    about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
+    return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
 
 
 def is_finished(folder: Path) -> bool:
@@ -91,7 +109,12 @@ def is_finished(folder: Path) -> bool:
 
 def read_options(folder: Path) -> FitOptions:
     """Read what a run was asked to do."""
-    return FitOptions.model_validate(_read_json(folder)["config"])
+    try:
+        return FitOptions.model_validate(_read_json(folder)["config"])
+    except ValidationError:
+        raise RunError(
+            f"{folder / 'run.json'} has options that are not known", "it may be of another version of coterie"
+        ) from None
 
 
 def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Loaded:
@@ -112,18 +135,24 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Loaded
     scaling = Scaling(
         **{name.removeprefix("scaling/"): v for name, v in tensors.items() if name.startswith("scaling/")}
     )
-    table = pq.read_table(folder / "clients.parquet", columns=["client", "label"])
+    table = _read_clients(folder)
     labels = dict(zip(table["client"].to_pylist(), table["label"].to_pylist(), strict=True))
+    margins, certain = (table[name].to_numpy() for name in ("margin", "certain"))
     schema = Schema.model_validate(said["schema"])
-    return Loaded(read_options(folder), schema, model, scaling, tensors["theta"], labels)
+    scores = [Score(**said) for said in document["results"]["methods"]]
+    options = read_options(folder)
+    return Loaded(options, schema, model, scaling, tensors["theta"], labels, margins, certain, scores)
 
 
 def _fingerprint(clients: Clients) -> str:
-    """What tells one data set from another: its columns, clients and row counts."""
+    """What tells one data set from another: its columns, its clients, and every value."""
     seen = hashlib.blake2b(clients.schema.model_dump_json().encode(), digest_size=16)
     for rows in (clients.train, clients.test, clients.newcomers):
         if rows is not None:
             seen.update("\0".join(rows.names.tolist()).encode() + rows.layout.counts.tobytes())
+            for block in rows.blocks():
+                for part in (block.x, block.y):
+                    seen.update(b"" if part is None else part.contiguous().numpy().data)
     return seen.hexdigest()
 
 
@@ -131,7 +160,7 @@ def _fingerprint(clients: Clients) -> str:
 def _header(options: FitOptions, command: str) -> dict[str, Any]:
     packages = ("torch", "numpy", "scikit-learn", "pyarrow")
     return {
-        "coterie": __version__,
+        "coterie": version("coterie"),
         "method": options.method,
         "seed": options.seed,
         "command": command,
@@ -185,8 +214,15 @@ def _write_models(folder: Path, fitted: Fitted) -> None:
     document = {"model": _describe(fitted.model), "schema": fitted.schema.model_dump(mode="json")}
     save_tensors(folder / _MODELS, tensors, document)
     for k, theta in enumerate(fitted.theta):
-        named = {name: theta[part] for name, part in fitted.model.layers.items()}
-        save_tensors(folder / "models" / f"cluster-{k}.safetensors", named, {"cluster": k})
+        save_tensors(folder / "models" / f"cluster-{k}.safetensors", _named(fitted.model, theta), {"cluster": k})
+
+
+def _named(model: Model, theta: Tensor) -> dict[str, Tensor]:
+    """One model's parameters by name, in their own shapes: what `load_state_dict` takes."""
+    if isinstance(model, Network):
+        return model.unpack(theta)
+    parts = [part for layer in model.unpack(theta) for part in layer if part is not None]
+    return dict(zip(model.layers, parts, strict=True))
 
 
 def _describe(model: Model) -> dict[str, Any]:
@@ -249,7 +285,7 @@ def _clients(fitted: Fitted) -> pa.Table:
 
 def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:
     """Lay clients out by how they fare under all models: principal axes of the losses, each relative to the mean."""
-    losses = found.losses.double().clamp(min=1e-12).log().numpy()  # [M, K]
+    losses = found.losses.double().nan_to_num(nan=_FAR).clamp(1e-12, _FAR).log().numpy()  # [M, K]
     about = losses - losses.mean(1, keepdims=True)
     about = about - about.mean(0)
     _, _, axes = np.linalg.svd(about, full_matrices=False)
@@ -265,16 +301,35 @@ def _write_table(path: Path, table: pa.Table) -> None:
 
 
 def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
-    replace_file(folder / "run.json", (json.dumps(document, indent=2) + "\n").encode())
+    text = json.dumps(_strict(document), indent=2, allow_nan=False)
+    replace_file(folder / "run.json", (text + "\n").encode())
+
+
+def _strict(value: Any) -> Any:
+    """What JSON can say: a number that is not finite is null."""
+    if isinstance(value, Mapping):
+        return {name: _strict(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
+    way_out = "name the folder that `coterie fit --out` wrote"
     try:
-        document = json.loads((folder / "run.json").read_text())
-        return dict(document)
-    except FileNotFoundError:
-        raise RunError(
-            f"{folder} is not a run: it has no run.json", "name the folder that `coterie fit --out` wrote"
-        ) from None
-    except ValueError:
+        document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(f"{folder} is not a run: it has no run.json", way_out) from None
+    except (ValueError, OSError):
         raise RunError(f"{folder / 'run.json'} cannot be read", "start the run again with `coterie fit`") from None
+    if not isinstance(document, dict) or not {"status", "config", "fingerprint"} <= document.keys():
+        raise RunError(f"{folder} is not a run: its run.json is of something else", way_out)
+    return document
+
+
+def _read_clients(folder: Path) -> pa.Table:
+    path = folder / "clients.parquet"
+    try:
+        return pq.read_table(path, columns=["client", "label", "margin", "certain"])
+    except (OSError, pa.ArrowException):
+        raise RunError(f"{path} cannot be read", "start the run again with `coterie fit`") from None

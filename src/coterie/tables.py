@@ -9,7 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
+from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
 from coterie.data.readers import read_with
 from coterie.data.schema import Schema
 from coterie.data.sources import open_source
@@ -18,35 +22,36 @@ from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, DataError
 from coterie.estimators import Federated
 
-__all__ = ["assignments", "predictions", "write_rows"]
+__all__ = ["assignments", "check_ending", "predictions", "write_rows"]
 
 
-def predictions(model: Federated, path: Path) -> pa.Table:
-    """Predict every row of a file.  -> client, label, prediction, in the order of the file"""
-    filling = model.schema_.model_copy(update={"missing": "mean"})  # every row gets a prediction
-    rows = read_with(filling, path).train
-    names = _client_column(filling, path)
+def predictions(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
+    """Predict every row of a file, labelled or not.  -> (client, label, prediction) in the file's order, warnings"""
+    features = model.schema_.model_copy(update={"missing": "mean", "target": None, "task": "none"})
+    clients = read_with(features, path)
+    rows, names = clients.train, _client_column(features, path)
     if len(names) != rows.layout.n_rows:
         raise DataError(f"{len(names) - rows.layout.n_rows} rows of {path} name no client", "fill in the client column")
-    labels = model.labels_of(rows)
+    labels = _labels(model, path, rows)
     order = rows.order_of(names)
     made = np.empty(len(names), dtype=object)
     made[order] = model.predict_stored(rows, labels)
     label = np.empty(len(names), dtype=np.int64)
     label[order] = labels.numpy()[rows.owners]
-    return pa.table({"client": names, "label": label, "prediction": made.tolist()})
+    return pa.table({"client": names, "label": label, "prediction": made.tolist()}), _unknown(clients)
 
 
-def assignments(model: Federated, path: Path) -> pa.Table:
-    """Place every client of a file.  -> client, label, margin, margin_error, certain, rows"""
-    rows = read_with(model.schema_, path).train
+def assignments(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
+    """Place every client of a file.  -> (client, label, margin, margin_error, certain, rows), warnings"""
+    clients = _read_labelled(model, path)
+    rows = clients.train
     if rows.y is None:
         raise DataError(
-            f"{path} has no column '{model.schema_.target}', and clients are placed by their labelled rows",
+            f"{path} has no target '{model.schema_.target}', and clients are placed by their labelled rows",
             "add the target column",
         )
     found = model.assign(rows)
-    return pa.table(
+    table = pa.table(
         {
             "client": rows.names.tolist(),
             "label": found.label.numpy(),
@@ -56,21 +61,65 @@ def assignments(model: Federated, path: Path) -> pa.Table:
             "rows": found.rows.numpy(),
         }
     )
+    said = _unknown(clients)
+    if clients.dropped_rows:
+        said.append(f"{clients.dropped_rows} rows without a client or a target are left out")
+    if unsure := int((~found.certain).sum()):
+        said.append(f"{unsure} of {table.num_rows} clients could as well belong elsewhere: margin within noise")
+    return table, said
+
+
+def check_ending(out: Path | None) -> None:
+    """Refuse a file that could not be written, before anything is computed."""
+    if out is None:
+        return
+    if out.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"{out} ends neither in .csv nor in .parquet", "name the file, say, predictions.csv")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {out.parent}", "make it first, or name another --out")
 
 
 def write_rows(table: pa.Table, out: Path | None) -> None:
     """Write a table as CSV to stdout, or to a file by the ending of its name."""
     buffer = io.BytesIO()
-    if out is None or out.suffix == ".csv":
-        pc.write_csv(table, buffer)
-    elif out.suffix == ".parquet":
+    if out is not None and out.suffix == ".parquet":
         pq.write_table(table, buffer)
     else:
-        raise ConfigError(f"{out} ends neither in .csv nor in .parquet", "name the file, say, predictions.csv")
+        pc.write_csv(table, buffer)
     if out is None:
         sys.stdout.write(buffer.getvalue().decode())
     else:
         replace_file(out, buffer.getvalue())
+
+
+def _read_labelled(model: Federated, path: Path) -> Clients:
+    """Read rows that have a target; missing features are filled."""
+    return read_with(model.schema_.model_copy(update={"missing": "mean"}), path)
+
+
+def _labels(model: Federated, path: Path, rows: Ragged) -> Tensor:
+    """[M] each client's cluster: known from training, or found from its labelled rows in the same file."""
+    known = model.known_labels(rows.names)
+    strangers = rows.names[(known < 0).numpy()]
+    if not len(strangers):
+        return known
+    labelled = _read_labelled(model, path).train
+    found = {}
+    if labelled.y is not None:
+        found = dict(zip(labelled.names.tolist(), model.assign(labelled).label.tolist(), strict=True))
+    lost = [name for name in strangers.tolist() if name not in found]
+    if lost:
+        raise DataError(
+            f"client '{lost[0]}' was not there in training and has no row with a '{model.schema_.target}' to place it by",
+            f"fill in '{model.schema_.target}' in some of its rows",
+        )
+    new = torch.tensor([found.get(name, -1) for name in rows.names.tolist()])
+    return torch.where(known < 0, new, known)
+
+
+def _unknown(clients: Clients) -> list[str]:
+    n = clients.unknown_levels
+    return [f"{n} cells have a category that was not there in training, and count as none"] if n else []
 
 
 def _client_column(schema: Schema, path: Path) -> np.ndarray:

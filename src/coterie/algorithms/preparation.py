@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.models import Dense
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors
 
-__all__ = ["Scaling", "column_sums", "curvature", "learn_scaling", "safe_step_size", "steepness"]
+__all__ = ["Scaling", "column_sums", "curvature", "learn_scaling", "safe_step_size", "squared_length", "steepness"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
@@ -79,29 +79,33 @@ def learn_scaling(state: Scaling | None, *, shape: tuple[int, ...], divide: bool
     got = yield Ask(column_sums, {**shared, "mean": mean, "y_mean": y_mean}, fold)
     assert got is not None
     if divide:
-        y_scale = _deviation(got["y_square"], got["y_n"]) if real_target else one
-        state = Scaling(mean, mean, _deviation(got["square"], got["n"]), y_mean, y_scale)
+        y_scale = _deviation(got["y_square"], got["y_n"], y_mean) if real_target else one
+        state = Scaling(mean, mean, _deviation(got["square"], got["n"], mean), y_mean, y_scale)
     else:
         state = Scaling(mean, torch.zeros_like(mean), torch.ones_like(mean), zero, one)
     yield Save(state)
     return state
 
 
-def _deviation(square: Tensor, n: Tensor) -> Tensor:
-    """Standard deviation; 1 for a constant column, which so becomes 0."""
+def _deviation(square: Tensor, n: Tensor, mean: Tensor) -> Tensor:
+    """Standard deviation; 1 for a constant column, which so becomes 0. The mean itself is only known to rounding."""
     deviation = (square / n.clamp(min=1)).sqrt()
-    return torch.where(deviation > 1e-12, deviation, 1.0)
+    return torch.where(deviation > 1e-12 * mean.abs(), deviation, 1.0)
 
 
 def safe_step_size(state: "Steepness | None", *, model: Dense) -> Run:
     """Find a step with which no client's gradient descent diverges: one over the largest curvature of a linear model.
 
-    Each client finds its own largest eigenvalue; the maximum over clients is bounded by a sum of their 16th powers.
+    Each client finds its own largest eigenvalue; the maximum over clients is bounded by a sum of their 16th powers. The
+    powers are of eigenvalues relative to a sum that is known to be larger, since they would overflow otherwise.
     """
     if state is None:
-        got = yield Ask(curvature, {"model": model}, {"power": Sum()})
+        got = yield Ask(squared_length, {"model": model}, {"length": Sum()})
         assert got is not None
-        state = Steepness(float(got["power"]) ** (1 / _POWER))
+        scale = got["length"].clamp(min=1e-300)
+        got = yield Ask(curvature, {"model": model, "scale": scale}, {"power": Sum()})
+        assert got is not None
+        state = Steepness(float(scale) * float(got["power"]) ** (1 / _POWER))
         yield Save(state)
     return state
 
@@ -133,16 +137,26 @@ def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     return {name: value[None] for name, value in reply.items()}, {}
 
 
+def squared_length(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Mean squared length of each client's rows: the sum of its eigenvalues, so at least the largest."""
+    x = _with_intercept(shared["model"], data).to(torch.float64)
+    return {"length": torch.einsum("cnd,cnd,cn->c", x, x, data.weights.to(torch.float64))[None]}, {}
+
+
 def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Largest eigenvalue of each client's mean x x^T by power iteration, to the 16th power."""
-    x = data.x
-    if shared["model"].intercept:
-        x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
-    v = x.new_ones(len(x), x.shape[-1])
+    """Largest eigenvalue of each client's mean x x^T by power iteration, over `scale`, to the 16th power."""
+    x = _with_intercept(shared["model"], data)
+    # Any direction that data do not know about: ones would be orthogonal to, say, the indicators of two categories.
+    v = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.dtype)
+    v = v.expand(len(x), -1)
     value = x.new_zeros(len(x))
     for _ in range(_ITERATIONS):
-        v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
         projected = torch.einsum("cnd,cd->cn", x, v) * data.weights
         v = torch.einsum("cnd,cn->cd", x, projected)
         value = v.norm(dim=1)
-    return {"power": (1.05 * value.to(torch.float64))[None] ** _POWER}, {}
+    return {"power": (1.05 * value.to(torch.float64) / shared["scale"][0])[None] ** _POWER}, {}
+
+
+def _with_intercept(model: Dense, data: Block) -> Tensor:
+    return torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1) if model.intercept else data.x

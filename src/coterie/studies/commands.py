@@ -1,13 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie study`: the studies on the command line. Results go to stdout, progress to stderr."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import click
 import typer
+from rich.console import Console
+from rich.table import Table
 
-app = typer.Typer()
+from coterie.studies import ifca_rotated as rotated
+from coterie.studies import ifca_synthetic as synthetic
+from coterie.studies import rotated_tasks as tasks
+from coterie.studies.common import named, numbers, progress, show
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Run the papers' experiments; without a name, list them.")
+
+Seed = Annotated[int, typer.Option(help="Seed of the first repetition; the next ones count up from it.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", "--reps", help="Repetitions.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A reduced setting that ends within a minute.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of the table.")]
+Clients = Annotated[int | None, typer.Option(help="Training clients.")]
+Rows = Annotated[int | None, typer.Option(help="Images of each client.")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of training.")]
+TestClients = Annotated[int | None, typer.Option(help="Test clients; as many as there are images for by default.")]
+StepSize = Annotated[float | None, typer.Option(help="Step size of local training.")]
+LocalSteps = Annotated[int | None, typer.Option(help="Local steps (with batches: passes) of a round.")]
+Methods = Annotated[str, typer.Option(help="Comma-separated: ifca, global, local.")]
+Init = Annotated[str | None, typer.Option(help="Start of IFCA: spread, random or balanced.")]
+EvaluateEvery = Annotated[int | None, typer.Option(help="Test every so many rounds, not only after the last.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="Folder for checkpoints: run again to go on from there.")]
 
 
-@app.command("x")
-def x() -> None:
-    pass
+@app.callback(invoke_without_command=True)
+def list_studies(context: typer.Context, as_json: Json = False) -> None:
+    """Run the papers' experiments; without a name, list them."""
+    if context.invoked_subcommand is not None:
+        return
+    commands = cast(click.Group, context.command).commands
+    lines = {name: command.get_short_help_str(limit=200) for name, command in commands.items()}
+    if as_json:
+        print(json.dumps({"studies": lines}, indent=2))
+        return
+    table = Table("study", "what it shows", box=None, pad_edge=False)
+    for name, line in lines.items():
+        table.add_row(name, line)
+    Console().print(table, "\nRun one with `coterie study NAME`; `--quick` takes less than a minute.")
 
 
-@app.command("y")
-def y() -> None:
-    pass
+@app.command(synthetic.NAME)
+def ifca_synthetic(
+    panel: Annotated[str, typer.Option(help="Panel of Figure 2: a, b, c or d.")] = "a",
+    preset: Annotated[str | None, typer.Option(help="Planted models as in the authors' code (official) or paper.")] = None,
+    init: Annotated[str | None, typer.Option(help="Comma-separated starts: random, spread, balanced.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", "--seeds", "--reps", help="Trials at each point.")] = None,
+    starts: Annotated[int | None, typer.Option(help="Starts in each trial.")] = None,
+    rounds: Rounds = None,
+    r: Annotated[str | None, typer.Option("--r", help="Separations, comma-separated.")] = None,
+    sigma: Annotated[str | None, typer.Option(help="Noise levels, comma-separated.")] = None,
+    clients: Annotated[str | None, typer.Option(help="Numbers of clients, comma-separated.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Rows of each client, comma-separated.")] = None,
+    features: Annotated[str | None, typer.Option(help="Numbers of features, comma-separated.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Step sizes that each start is tried with, comma-separated.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    seed: Seed = 0,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Figure 2 of IFCA: how often starts find planted linear models."""
+    given: dict[str, Any] = {"preset": preset, "trials": trials, "starts": starts, "rounds": rounds, "dtype": dtype}
+    given["init"] = None if init is None else named("--init", init, synthetic.INITS)
+    for name, text in {"r": r, "sigma": sigma, "steps": steps}.items():
+        given[name] = None if text is None else numbers(f"--{name}", text, float)
+    for name, text in {"clients": clients, "rows": rows, "features": features}.items():
+        given[name] = None if text is None else numbers(f"--{name}", text, int)
+    settings = replace(synthetic.settings(panel, quick=quick), seed=seed, **_stated(given))
+    with progress() as tell:
+        outcome = synthetic.run(settings, tell)
+    show(outcome, synthetic.COLUMNS, caption=synthetic.CAPTION, as_json=as_json)
+
+
+@app.command("ifca-rotated-mnist")
+def ifca_rotated_mnist(
+    clients: Clients = None,
+    rows: Rows = None,
+    rounds: Rounds = None,
+    test_clients: TestClients = None,
+    step_size: StepSize = None,
+    local_steps: LocalSteps = None,
+    methods: Methods = "ifca,global,local",
+    init: Init = None,
+    table: Annotated[bool, typer.Option("--table", help="All three sizes of Table 1, one after the other.")] = False,
+    evaluate_every: EvaluateEvery = None,
+    checkpoint: Checkpoint = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Table 1 of IFCA: four rotations of MNIST, against one model for all and one each."""
+    given = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients, "step_size": step_size}
+    given |= {"local_steps": local_steps, "evaluate_every": evaluate_every, "seeds": seeds, "init": init}
+    settings = _rotated(tasks.MNIST_QUICK if quick else tasks.MNIST_PAPER, given, methods, seed)
+    sizes = [replace(settings, clients=m, rows=n) for m, n in tasks.MNIST_TABLE] if table else [settings]
+    _run_rotated(tasks.MNIST, sizes, checkpoint, as_json)
+
+
+@app.command("ifca-rotated-digits")
+def ifca_rotated_digits(
+    rounds: Rounds = None,
+    methods: Methods = "ifca,global,local",
+    init: Init = None,
+    evaluate_every: EvaluateEvery = None,
+    checkpoint: Checkpoint = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """The demo: the same on scikit-learn's digits, 144 clients, in some seconds."""
+    given = {"rounds": rounds, "init": init, "evaluate_every": evaluate_every, "seeds": seeds}
+    settings = _rotated(tasks.DIGITS_QUICK if quick else tasks.DIGITS_DEMO, given, methods, seed)
+    _run_rotated(tasks.DIGITS, [settings], checkpoint, as_json)
+
+
+@app.command("ifca-rotated-cifar")
+def ifca_rotated_cifar(
+    clients: Clients = None,
+    rows: Rows = None,
+    rounds: Rounds = None,
+    test_clients: TestClients = None,
+    step_size: StepSize = None,
+    local_steps: LocalSteps = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images of a local step.")] = None,
+    participation: Annotated[float | None, typer.Option(help="Share of the clients that take part in a round.")] = None,
+    methods: Methods = "ifca,global,local",
+    init: Init = None,
+    kernel: Annotated[str | None, typer.Option(help="How clients train: vmap, loop, or measured (the faster).")] = None,
+    evaluate_every: EvaluateEvery = None,
+    checkpoint: Checkpoint = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, hours on two cores)."""
+    given = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients, "step_size": step_size}
+    given |= {"local_steps": local_steps, "batch_size": batch_size, "participation": participation, "init": init}
+    given |= {"evaluate_every": evaluate_every, "seeds": seeds, "kernel": kernel}
+    settings = _rotated(tasks.CIFAR_QUICK if quick else tasks.CIFAR_PAPER, given, methods, seed)
+    _run_rotated(tasks.CIFAR, [settings], checkpoint, as_json)
+
+
+def _rotated(base: rotated.Settings, given: dict[str, Any], methods: str, seed: int) -> rotated.Settings:
+    wanted = named("--methods", methods, rotated.METHODS)
+    return replace(base, seed=seed, methods=wanted, **_stated(given))
+
+
+def _run_rotated(task: rotated.Task, sizes: list[rotated.Settings], checkpoint: Path | None, as_json: bool) -> None:
+    with progress() as tell:
+        outcome = rotated.run(task, sizes, tell, checkpoint)
+    show(outcome, rotated.COLUMNS, caption=rotated.CAPTION, as_json=as_json)
+
+
+def _stated(given: dict[str, Any]) -> dict[str, Any]:
+    """Keep the options that were given; the others keep what the setting says."""
+    return {name: value for name, value in given.items() if value is not None}

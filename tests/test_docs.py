@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation says is so: code blocks and commands run, shown output comes out, links lead somewhere.
+
+Blocks of one page run in order, in one namespace and one empty folder that holds `stays.csv`. A comment before a block
+changes that: ``<!-- not run: reason -->``, or ``<!-- file: NAME -->`` for a block that is written to a file.
+"""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import sys
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pydantic import BaseModel
+
+from coterie.algorithms import fedavg, ifca, preparation
+from coterie.algorithms.starts import Start
+from coterie.config import FitOptions
+from coterie.engines.in_process import InProcess
+from coterie.fitting import Score
+from coterie.models import linear_regression, mlp
+from helpers import ragged
+
+with warnings.catch_warnings():  # typer uses what click will remove
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+
+    from coterie import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_BOX = re.compile(r"[─-╿]")
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """A fenced block, with the line before it."""
+
+    language: str
+    text: str
+    before: str
+    line: int
+
+
+def fenced(page: Path) -> Iterator[Fenced]:
+    text = page.read_text(encoding="utf-8")
+    for found in _FENCE.finditer(text):
+        above = text[: found.start()].rstrip().rpartition("\n")[2]
+        yield Fenced(found[1], found[2], above, text.count("\n", 0, found.start()) + 1)
+
+
+def prose(page: Path) -> str:
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="session")
+def stays(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The table that the pages use: what the first block of the README writes."""
+    folder = tmp_path_factory.mktemp("readme")
+    first = next(block for block in fenced(ROOT / "README.md") if block.language == "python")
+    with contextlib.chdir(folder):
+        exec(first.text, {})
+    return (folder / "stays.csv").read_bytes()
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_block_of_a_page_runs(
+    page: Path, stays: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli.out.width = 80
+    (tmp_path / "stays.csv").write_bytes(stays)
+    space: dict[str, Any] = {"__name__": "page"}
+    printed = ""
+    for block in fenced(page):
+        if block.before.startswith("<!-- not run: "):
+            continue
+        if block.before.startswith("<!-- file: "):
+            Path(block.before.removeprefix("<!-- file: ").removesuffix(" -->")).write_text(block.text)
+        elif block.language == "python":
+            capsys.readouterr()
+            exec(compile(block.text, f"{named(page)}:{block.line}", "exec"), space)
+            printed = capsys.readouterr().out
+        elif block.language in ("console", "sh"):
+            run_commands(block, monkeypatch, capsys)
+        elif block.language == "text" and block.before == "This prints":
+            assert_shown(block.text.splitlines(), printed)
+    if page.name == "quickstart.md":
+        assert (tmp_path / "stays.csv").read_bytes() == stays  # the same table as the README's
+
+
+def run_commands(block: Fenced, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, shown in commands(block):
+        words = shlex.split(command, comments=True)
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+        elif words[0] == "python":
+            assert (ROOT / words[1]).is_file(), command
+        else:
+            assert words[0] == "coterie", command
+            monkeypatch.setattr(sys, "argv", words)
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as left:
+                cli.main()
+            said = capsys.readouterr()
+            wrong = any(line.startswith("error: ") for line in shown)
+            assert (left.value.code or 0) == (2 if wrong else 0), f"{command}\n{said.out}{said.err}"
+            if shown:
+                assert_shown(shown, said.out + said.err)
+
+
+def commands(block: Fenced) -> Iterator[tuple[str, list[str]]]:
+    """Commands with the output that is shown below them; in `sh` blocks every line is a command."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    if block.language == "sh":
+        yield from ((line, []) for line in lines if line.strip())
+        return
+    starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
+    for i, j in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield lines[i][2:], lines[i + 1 : j]
+
+
+def assert_shown(shown: list[str], real: str) -> None:
+    """Compare word by word; numbers may differ by 2 %, and `...` stands for any lines."""
+    wanted, lines = words_by_line(shown), words_by_line(real.splitlines())
+    if ["..."] not in wanted:
+        assert len(wanted) == len(lines), real
+    at = 0
+    for words in wanted:
+        if words != ["..."]:
+            found = next((i for i in range(at, len(lines)) if alike(words, lines[i])), None)
+            assert found is not None, f"{' '.join(words)}\nis not in\n{real}"
+            at = found + 1
+
+
+def words_by_line(lines: list[str]) -> list[list[str]]:
+    split = [_BOX.sub(" ", line).split() for line in lines]
+    return [words for words in split if words]
+
+
+def alike(left: list[str], right: list[str]) -> bool:
+    return len(left) == len(right) and all(map(alike_words, left, right))
+
+
+def alike_words(left: str, right: str) -> bool:
+    try:
+        a, b = (float(word.rstrip("%,;")) for word in (left, right))
+    except ValueError:
+        return left == right
+    return a == pytest.approx(b, rel=0.02)
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(prose(page)):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", prose(target), re.MULTILINE)
+            assert anchor in map(slug, headings), link
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in _LINK.findall(prose(DOCS / "index.md"))}
+    assert {page for page in PAGES if page.parent != ROOT} - linked == {DOCS / "index.md"}
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_figures_are_there_and_can_be_drawn_again() -> None:
+    assert ET.parse(DOCS / "figures" / "methods.svg").getroot().tag.endswith("svg")
+    draw = runpy.run_path(str(DOCS / "figures" / "make.py"))["draw"]
+    drawn = draw([Score("ifca", "IFCA", 0.9, 0.8), Score("local", "one model each", 1.0, 0.7)])
+    assert ET.fromstring(drawn).tag.endswith("svg")
+
+
+# -- examples ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+def test_example_runs_and_prints(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(example)])
+    runpy.run_path(str(example), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) > 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_schools_example_reads_a_file(
+    stays: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stays.csv").write_bytes(stays)
+    words = [str(tmp_path / "stays.csv"), "--client", "hospital", "--target", "days", "--clusters", "3"]
+    monkeypatch.setattr(sys, "argv", ["ifca_schools.py", *words])
+    runpy.run_path(str(ROOT / "examples" / "ifca_schools.py"), run_name="__main__")
+    assert "clients per cluster: [20, 20, 20]" in capsys.readouterr().out
+
+
+def test_engine_page_shows_the_example() -> None:
+    first = next(block for block in fenced(DOCS / "engine.md") if block.language == "python")
+    assert first.text in (ROOT / "examples" / "own_algorithm.py").read_text()
+
+
+# -- reference pages --------------------------------------------------------------------------------------------------
+def test_every_command_and_option_is_documented() -> None:
+    page = (DOCS / "cli.md").read_text()
+    command = typer.main.get_command(cli.app)
+    for name, sub in command.commands.items():  # type: ignore[attr-defined]
+        assert f"## `coterie {name}" in page, name
+        if name == "fit":
+            for option in sub.params:
+                assert option.param_type_name == "argument" or f"`{option.opts[0]}`" in page, option.opts
+    for option in option_names(FitOptions):
+        assert f"`{option}`" in page, option
+
+
+def option_names(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from option_names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_column_of_a_run_folder_is_documented(
+    stays: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("stays.csv").write_bytes(stays)
+    words = "coterie fit stays.csv --client hospital --target days --rounds 2 --out run"
+    monkeypatch.setattr(sys, "argv", words.split())
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit):
+        cli.main()
+    page = (DOCS / "run-folder.md").read_text()
+    for table in ("rounds", "clients"):
+        section = page.split(f"## `{table}.parquet`")[1].split("\n## ")[0]
+        said = {
+            name for row in re.findall(r"^\| (`.+?) \|", section, re.MULTILINE) for name in re.findall("`(.+?)`", row)
+        }
+        assert said == set(pq.read_schema(Path("run") / f"{table}.parquet").names)
+    for path in Path("run").rglob("*"):
+        if path.is_file():
+            assert re.sub(r"-\d+", "-K", str(path.relative_to("run"))) in page, path
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("model", [linear_regression(3), mlp(3, 4, n_outputs=1, loss="squared")], ids=["linear", "mlp"])
+def test_privacy_page_has_the_sizes_of_ifca(model: Any, soft: bool) -> None:
+    k, p, b = 2, model.n_parameters, model.dtype.itemsize
+    start = Start("warm", torch.zeros(k, p, dtype=model.dtype))
+    program = partial(
+        ifca.ifca, model=model, n_clusters=k, rounds=1, step_size=0.1, seed=0, soft=soft, start=start, patience=0
+    )
+    assert bytes_up(program, model.dtype) == b * p * (k if soft else 1) + b * k + 8 * k + 1 + 16
+
+
+def test_privacy_page_has_the_sizes_of_the_others() -> None:
+    model = linear_regression(3)
+    how = {"model": model, "rounds": 1, "step_size": 0.1, "seed": 0}
+    p, d = model.n_parameters, 3
+    assert bytes_up(partial(fedavg.fedavg, **how)) == 8 * p + 8 + 16
+    assert bytes_up(partial(fedavg.local_models, **how)) == 16
+    assert bytes_up(partial(fedavg.pooled_ridge, model=model, l2=0.0)) == 8 * (p + 1) ** 2 + 8
+    scaling = partial(preparation.learn_scaling, shape=(d,), divide=True, real_target=True)
+    assert bytes_up(scaling) == 2 * (24 * d + 24)
+    assert bytes_up(partial(preparation.safe_step_size, model=model)) == 8 + 8
+
+
+def test_privacy_page_has_the_sizes_of_the_starts() -> None:
+    model = linear_regression(3)
+    k, p = 3, model.n_parameters
+    how = {"model": model, "n_clusters": k, "rounds": 0, "step_size": 0.1, "seed": 0}
+    assert bytes_up(partial(ifca.ifca, start=Start("random"), **how)) == 0
+    spread = bytes_up(partial(ifca.ifca, start=Start("spread", candidates=5), **how), per_client=False)
+    assert spread == k * (8 * 8 + 5 * 8 * p + 8 * 8 * 5)  # 8 clients' losses, 5 fits, 8 clients' losses with each of 5
+    balanced = bytes_up(partial(ifca.ifca, start=Start("balanced"), **how))
+    assert balanced % (64 * k) == 0
+    assert balanced <= 25 * 64 * k
+
+
+def bytes_up(program: Any, dtype: torch.dtype = torch.float64, *, per_client: bool = True) -> int:
+    """What 8 clients send up until the program ends, by client."""
+    draw = torch.Generator().manual_seed(0)
+    xs = [torch.randn(n, 3, generator=draw, dtype=dtype) for n in (4, 5, 6, 7, 7, 8, 9, 9)]
+    ys = [torch.randn(len(x), generator=draw, dtype=dtype) for x in xs]
+    total = sum(done.bytes_up for done in InProcess(ragged(xs, ys)).run([program]).rounds)
+    return total // 8 if per_client else total
