@@ -89,7 +89,7 @@ def test_every_block_of_a_page_runs(
     page: Path, stays: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cli.out.width = 80
+    monkeypatch.setattr(cli.out, "width", 80)  # tables are shown so wide
     (tmp_path / "stays.csv").write_bytes(stays)
     space: dict[str, Any] = {"__name__": "page"}
     printed = ""

@@ -405,7 +405,7 @@ def test_a_reseeded_cluster_is_given_its_patience_again() -> None:
     theta = far_start().theta
     assert theta is not None
     start = Start("warm", theta=torch.cat([theta, theta[1:] * 2]))  # two clusters that attract nobody
-    run_one(spying(program(start, **options), states), federation((20,) * 10).rows)
+    run_one(spying(program(start, **options), states), federation((20,) * 12).rows)
     # After two rounds both are empty: the first is reseeded, the other waits for its turn, a round later.
     assert [s.empty.tolist() for s in states[:3]] == [[0, 0, 0], [0, 1, 1], [0, 0, 2]]
     assert states[3].empty[2] == 0

@@ -106,8 +106,8 @@ def test_bytes_are_those_counted_by_hand() -> None:
     seen: list[Replies] = []
     late = Late(silent=(1,))
     _, finished, _ = run_one(questioner([1.0, 1.0, 1.0], seen), federation().rows, participation=late)
-    # Down, to each of 10 asked: a float64 factor, a word counted as 8 bytes, and the fresh private state, 8 bytes.
-    assert [r.bytes_down for r in finished.rounds] == [10 * 24] * 3
+    # Down, to each of 10 asked: a float64 factor, a word counted as 8 bytes, and once the fresh private state, 8 bytes.
+    assert [r.bytes_down for r in finished.rounds] == [10 * 24, 10 * 16, 10 * 16]
     # Up, from those who answer: value, who and asked, 8 bytes each.
     assert [r.bytes_up for r in finished.rounds] == [6 * 24, 0, 7 * 24]
     _, finished, _ = run_one(questioner([1.0], [], to=[1, 2], each=[0.0, 0.0]), federation().rows)
@@ -120,8 +120,8 @@ def test_bytes_of_ifca_are_those_counted_by_hand() -> None:
     _, finished, _ = run_one(clustered(0, start=start, rounds=2), federation().rows)
     assert finished.rounds[0].bytes_up == 0  # a warm start asks nobody
     for done in finished.rounds[1:]:
-        # theta, step size, key, temperature; model, averaging, training, by_rows, soft at 8 each; the fresh label.
-        assert done.bytes_down == c * (8 * k * p + 3 * 8 + 5 * 8 + 8)
+        # theta, step size, key, temperature; model, averaging, training, by_rows, soft at 8 each; once the fresh label.
+        assert done.bytes_down == c * (8 * k * p + 3 * 8 + 5 * 8 + (8 if done.round == 1 else 0))
         # A model of P, shares of K, counts of K, whether it moved (1 byte), loss and rows: the label itself stays.
         assert done.bytes_up == c * (8 * p + 8 * k + 8 * k + 1 + 8 + 8)
 

@@ -240,9 +240,7 @@ def _show_report(folder: Path, as_json: bool) -> None:
 def _show(fitted: Fitted, more: dict[str, Any]) -> None:
     accuracy = fitted.metric == "accuracy"
     scale = float(fitted.scaling.y_scale)
-    table = Table(
-        "", "training rows", "held-out rows", *(() if accuracy else ("in std. dev.",)), "new clients"
-    )
+    table = Table("", "training rows", "held-out rows", *(() if accuracy else ("in std. dev.",)), "new clients")
     table.columns[0].no_wrap = True
     for s in fitted.scores:
         values = [s.train, s.test, *(() if accuracy else (None if s.test is None else s.test / scale,)), s.new_clients]

@@ -147,7 +147,7 @@ def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     """Go on training the client's own model."""
     model, theta = shared["model"], private["theta"]  # [S, C, P]
     if shared["l2"] is not None:
-        theta = ridge(model, data, max(shared["l2"], model.l2)).expand(theta.shape)
+        theta = ridge(model, data, max(shared["l2"], model.l2 / 2)).expand(theta.shape)
     else:
         theta = train(model, theta, data, shared["step_size"], shared["training"], shared["key"])
     loss = client_losses(model, own_outputs(model, theta, data), data)  # [S, C]

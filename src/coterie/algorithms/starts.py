@@ -160,7 +160,7 @@ def fit_alone(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     """Fit a model to a client's own rows: in closed form for linear regression, by gradient descent otherwise."""
     model, base = shared["model"], shared["base"]  # [S, P]
     if isinstance(model, Dense) and model.is_linear and model.loss == "squared":
-        return {"theta": ridge(model, data, l2=max(model.l2, 1e-3)).expand(len(base), -1, -1)}, {}
+        return {"theta": ridge(model, data, l2=max(model.l2 / 2, 1e-3)).expand(len(base), -1, -1)}, {}
     theta = base[:, None].expand(-1, len(data.n), -1)
     return {"theta": train(model, theta, data, shared["step_size"], shared["training"], shared["key"])}, {}
 

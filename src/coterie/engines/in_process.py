@@ -204,9 +204,10 @@ class _Drive:
         for runs in _same_clients(waiting):
             to = waiting[runs[0]].to
             asked, answered = (policy_asked, policy_answered) if to is None else (to, to)
+            fresh = {run: run not in worker.private for run in runs}
             for run, answer in worker.answer({run: waiting[run] for run in runs}, answered).items():
                 replies[run] = _finish(waiting[run], answer, asked)
-                tallies[run].count(waiting[run], answer, len(asked), len(answered))
+                tallies[run].count(waiting[run], answer, len(asked), len(answered), fresh[run])
         return replies
 
     def _record(self, run: int, save: Save, tally: "_Tally", seconds: float) -> None:
@@ -225,8 +226,9 @@ class _Tally:
     down: int = 0
     participants: int = 0
 
-    def count(self, ask: Ask, answer: Answer, asked: int, answered: int) -> None:
-        sent = sum(v.nbytes if isinstance(v, Tensor) else 8 for v in [*ask.shared.values(), *ask.fresh.values()])
+    def count(self, ask: Ask, answer: Answer, asked: int, answered: int, fresh: bool) -> None:
+        values = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]  # private state begins only once
+        sent = sum(v.nbytes if isinstance(v, Tensor) else 8 for v in values)
         self.down += asked * sent + sum(v.nbytes for v in ask.each.values())
         self.up += answer.bytes_up
         self.participants = max(self.participants, answered)

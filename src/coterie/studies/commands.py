@@ -15,10 +15,11 @@ from coterie.studies import ifca_rotated as rotated
 from coterie.studies import ifca_synthetic as synthetic
 from coterie.studies import rotated_tasks as tasks
 from coterie.studies.common import named, numbers, progress, show
+from coterie.studies.rotated_settings import METHODS, Settings, Task
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Run the papers' experiments; without a name, list them.")
+app = typer.Typer(help="Run the papers' experiments; without a name, list them.", rich_markup_mode=None)
 
 Seed = Annotated[int, typer.Option(help="Seed of the first repetition; the next ones count up from it.")]
 Seeds = Annotated[int | None, typer.Option("--seeds", "--reps", help="Repetitions.")]
@@ -55,7 +56,9 @@ def list_studies(context: typer.Context, as_json: Json = False) -> None:
 @app.command(synthetic.NAME)
 def ifca_synthetic(
     panel: Annotated[str, typer.Option(help="Panel of Figure 2: a, b, c or d.")] = "a",
-    preset: Annotated[str | None, typer.Option(help="Planted models as in the authors' code (official) or paper.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Planted models as in the authors' code (official) or as in the text (paper).")
+    ] = None,
     init: Annotated[str | None, typer.Option(help="Comma-separated starts: random, spread, balanced.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", "--seeds", "--reps", help="Trials at each point.")] = None,
     starts: Annotated[int | None, typer.Option(help="Starts in each trial.")] = None,
@@ -65,7 +68,9 @@ def ifca_synthetic(
     clients: Annotated[str | None, typer.Option(help="Numbers of clients, comma-separated.")] = None,
     rows: Annotated[str | None, typer.Option(help="Rows of each client, comma-separated.")] = None,
     features: Annotated[str | None, typer.Option(help="Numbers of features, comma-separated.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Step sizes that each start is tried with, comma-separated.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Step sizes that each start is tried with, comma-separated.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     seed: Seed = 0,
     quick: Quick = False,
@@ -103,7 +108,8 @@ def ifca_rotated_mnist(
     as_json: Json = False,
 ) -> None:
     """Table 1 of IFCA: four rotations of MNIST, against one model for all and one each."""
-    given = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients, "step_size": step_size}
+    given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
+    given |= {"step_size": step_size}
     given |= {"local_steps": local_steps, "evaluate_every": evaluate_every, "seeds": seeds, "init": init}
     settings = _rotated(tasks.MNIST_QUICK if quick else tasks.MNIST_PAPER, given, methods, seed)
     sizes = [replace(settings, clients=m, rows=n) for m, n in tasks.MNIST_TABLE] if table else [settings]
@@ -149,19 +155,20 @@ def ifca_rotated_cifar(
     as_json: Json = False,
 ) -> None:
     """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, hours on two cores)."""
-    given = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients, "step_size": step_size}
+    given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
+    given |= {"step_size": step_size}
     given |= {"local_steps": local_steps, "batch_size": batch_size, "participation": participation, "init": init}
     given |= {"evaluate_every": evaluate_every, "seeds": seeds, "kernel": kernel}
     settings = _rotated(tasks.CIFAR_QUICK if quick else tasks.CIFAR_PAPER, given, methods, seed)
     _run_rotated(tasks.CIFAR, [settings], checkpoint, as_json)
 
 
-def _rotated(base: rotated.Settings, given: dict[str, Any], methods: str, seed: int) -> rotated.Settings:
-    wanted = named("--methods", methods, rotated.METHODS)
+def _rotated(base: Settings, given: dict[str, Any], methods: str, seed: int) -> Settings:
+    wanted = named("--methods", methods, METHODS)
     return replace(base, seed=seed, methods=wanted, **_stated(given))
 
 
-def _run_rotated(task: rotated.Task, sizes: list[rotated.Settings], checkpoint: Path | None, as_json: bool) -> None:
+def _run_rotated(task: Task, sizes: list[Settings], checkpoint: Path | None, as_json: bool) -> None:
     with progress() as tell:
         outcome = rotated.run(task, sizes, tell, checkpoint)
     show(outcome, rotated.COLUMNS, caption=rotated.CAPTION, as_json=as_json)

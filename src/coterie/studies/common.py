@@ -15,7 +15,19 @@ from rich.table import Table
 
 from coterie.errors import ConfigError
 
-__all__ = ["Column", "Outcome", "Tell", "at_least", "json_safe", "named", "numbers", "progress", "show", "silent"]
+__all__ = [
+    "Column",
+    "Outcome",
+    "Tell",
+    "at_least",
+    "json_safe",
+    "named",
+    "numbers",
+    "one_of",
+    "progress",
+    "show",
+    "silent",
+]
 
 N = TypeVar("N", int, float)
 
@@ -117,13 +129,17 @@ def numbers(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
 
 
 def named(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """Read a comma-separated list of names, each at most once."""
+    """Read a comma-separated list of names."""
     given = tuple(part.strip() for part in text.split(","))
-    unknown = [name for name in given if name not in allowed]
-    if unknown or len(set(given)) < len(given):
-        what = f"does not know {unknown[0]!r}" if unknown else f"names one of {text!r} twice"
-        raise ConfigError(f"{option} {what}", f"choose among {', '.join(allowed)}")
-    return given
+    for name in given:
+        one_of(option, name, allowed)
+    return tuple(dict.fromkeys(given))
+
+
+def one_of(option: str, name: str, allowed: Sequence[str]) -> None:
+    """Refuse a name that is not allowed."""
+    if name not in allowed:
+        raise ConfigError(f"{option} does not know {name!r}", f"choose among {', '.join(allowed)}")
 
 
 def at_least(least: float, **values: float | None) -> None:

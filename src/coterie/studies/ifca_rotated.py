@@ -6,42 +6,27 @@ Ghosh et al., NeurIPS 2020, Section 6.2 and Table 1. What the three data sets di
 IFCA starts from `spread` unless asked otherwise. On rotated MNIST (80 clients x 100 images and 160 x 50, seeds 0 to 19) it
 placed every client right within three rounds in all 40 runs, while `balanced` lost a cluster in 3 of 20 and one random start
 in 1 of 5. With `random` and `balanced`, empty clusters are not reseeded: that is the paper's algorithm.
-
-Test clients take the model with the smallest loss on their rows, and accuracy is over all their rows. Local models are tested
-on all test rows of their rotation, and accuracy is averaged over models. Where only a share of the clients takes part in a
-round, local models are trained (every round) and tested for one fixed sample of that size, as in the authors' code.
 """
 
 import json
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from coterie.algorithms import fedavg, ifca
 from coterie.data.images import Rotated, rotated
 from coterie.engines.checkpoint import replace_file
-from coterie.engines.in_process import InProcess, Program, Round
 from coterie.errors import RunError
-from coterie.evaluate import adjusted_rand
-from coterie.fitting import measured_models, placed
 from coterie.models import Model
-from coterie.participation import Everyone, Sampled
-from coterie.protocol import Algorithm, Save
 from coterie.studies.common import Column, Outcome, Tell, at_least, json_safe, silent
+from coterie.studies.rotated_fit import Fit, Score, fit
 from coterie.studies.rotated_settings import Settings, Task
 
-__all__ = ["CAPTION", "COLUMNS", "Fit", "Repetition", "Score", "repeat", "run"]
+__all__ = ["CAPTION", "COLUMNS", "Repetition", "repeat", "run"]
 
-_CHECKPOINT_SECONDS = 120.0  # between two checkpoints: those of local models are large
 _MAY_CHANGE = {"rounds", "seed", "seeds", "methods", "evaluate_every"}  # when a checkpoint is continued
-_TEST_BYTES = 8 << 20  # test rows that all local models see at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +51,8 @@ def run(task: Task, sizes: Sequence[Settings], tell: Tell = silent, checkpoint: 
     for settings in sizes:
         scores: dict[str, list[Score]] = {method: [] for method in settings.methods}
         for seed in range(settings.seed, settings.seed + settings.seeds):
-            for method, fit in repeat(task, settings, seed, tell, checkpoint).fits.items():
-                scores[method].append(fit.score)
+            for method, made in repeat(task, settings, seed, tell, checkpoint).fits.items():
+                scores[method].append(made.score)
         rows += [_row(task, settings, method, scores[method]) for method in settings.methods]
     said = asdict(sizes[0])
     if len(sizes) > 1:
@@ -87,8 +72,7 @@ def repeat(
     for method in settings.methods:
         what = f"{settings.clients}x{settings.rows}-seed{seed}-{method}"
         path = None if checkpoint is None else checkpoint / f"{what}.safetensors"
-        trial = _Trial(task, settings, seed, *_for_method(method, settings, seed, data), model, method)
-        fits[method] = trial.fit(path, partial(tell, what))
+        fits[method] = fit(method, settings, data, model, seed, checkpoint=path, tell=partial(tell, what))
     return Repetition(seed, data, model, fits)
 
 

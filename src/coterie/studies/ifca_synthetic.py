@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,19 +27,19 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.ifca import ifca
 from coterie.algorithms.starts import Start
-from coterie.data.synthetic import Planted, Preset, bernoulli_starts, mixed_regression, oracle_error
+from coterie.data.synthetic import Preset, bernoulli_starts, mixed_regression, oracle_error
 from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError
 from coterie.evaluate import match_errors
 from coterie.models import Dense
-from coterie.studies.common import Column, Outcome, Tell, at_least, silent
+from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
 
 __all__ = ["CAPTION", "COLUMNS", "INITS", "NAME", "PANELS", "Settings", "run", "settings"]
 
 NAME = "ifca-synthetic"
 CAPTION = (
-    "Figure 2 of the paper prints no numbers: compare the shape. start: share of single starts that succeed (best step size);\n"
-    "trial: share of trials with such a start (the paper's success probability); error: best start's, mean over trials"
+    "Figure 2 prints no numbers: compare the shape. start: share of single starts that succeed (with their best step);\n"
+    "trial: share of trials with such a start (the paper's success probability); error: of the best start, mean over trials"
 )
 INITS = ("random", "spread", "balanced")
 SLACK = 0.001  # error that passes where there is no noise, as in the authors' scripts
@@ -88,11 +88,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.preset not in get_args(Preset) or self.dtype not in get_args(Precision):
-            raise ConfigError(
-                f"there is no preset {self.preset!r} in {self.dtype!r}",
-                "presets are official and paper, precisions float32 and float64",
-            )
+        one_of("--preset", self.preset, get_args(Preset))
+        one_of("--dtype", self.dtype, get_args(Precision))
         at_least(1, starts=self.starts, rounds=self.rounds, trials=self.trials, rows=min(self.rows))
         at_least(1, features=min(self.features))
         at_least(self.n_clusters, clients=min(self.clients))
@@ -122,8 +119,7 @@ _QUICK = {
 
 def settings(panel: str = "a", *, quick: bool = False) -> Settings:
     """Give a panel's settings, or the reduced ones that take less than a minute."""
-    if panel not in PANELS:
-        raise ConfigError(f"there is no panel {panel!r}", f"choose among {', '.join(PANELS)}")
+    one_of("--panel", panel, tuple(PANELS))
     return (_QUICK if quick else PANELS)[panel]
 
 
@@ -204,19 +200,16 @@ def _trial(chosen: Settings, point: Point, init: str, trial: int, tell: Tell) ->
             tell(f"{init} {sizes}", trial * chosen.rounds + done.round, chosen.trials * chosen.rounds)
 
     finished = InProcess(planted.rows.to(dtype)).run(programs, watch=watch)
-    return _errors(planted, finished.states, len(chosen.steps))
+    theta = torch.stack([state.theta for state in finished.states])  # [S steps, K, D]
+    return match_errors(theta, planted.theta).view(-1, len(chosen.steps)).min(1).values
 
 
 def _starts(chosen: Settings, point: Point, init: str, seed: int, dtype: torch.dtype) -> list[Start]:
     if init == "random":
         drawn = bernoulli_starts(chosen.starts, chosen.n_clusters, point.features, seed=seed, dtype=dtype)
         return [Start("warm", theta) for theta in drawn]
-    return [Start("spread" if init == "spread" else "balanced")] * chosen.starts
-
-
-def _errors(planted: Planted, states: list, n_steps: int) -> Tensor:  # type: ignore[type-arg]
-    theta = torch.stack([state.theta for state in states])  # [S steps, K, D]
-    return match_errors(theta, planted.theta).view(-1, n_steps).min(1).values
+    kind: Any = init
+    return [Start(kind)] * chosen.starts
 
 
 def _number(value: float) -> str:

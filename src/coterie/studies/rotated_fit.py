@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One method on one dealing of rotated images: its program, its run, its score (Section 6.2 of the IFCA paper).
 
-Test clients take the model with the smallest loss on their rows, and accuracy is over all their rows. Local models are tested
-on all test rows of their rotation, and accuracy is averaged over models. Where only a share of the clients takes part in a
-round, local models are trained (every round) and tested for one fixed sample of that size, as in the authors' code.
+Test clients take the model with the smallest loss on their rows, and accuracy is over all their rows. Local models are
+tested on all test rows of their rotation, and accuracy is averaged over models. Where only a share of the clients takes
+part in a round, local models are trained (every round) and tested for one fixed sample of that size, as in the authors'
+code.
 """
 
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coterie.algorithms import fedavg, ifca
 from coterie.data.images import Rotated
-from coterie.engines.in_process import InProcess, Program, Round
+from coterie.engines.in_process import InProcess, Round
 from coterie.evaluate import adjusted_rand
 from coterie.fitting import measured_models, placed
 from coterie.models import Model
@@ -68,75 +68,81 @@ class Fit:
     score: Score
 
 
-def _for_method(method: str, settings: Settings, seed: int, data: Rotated) -> tuple[Rotated, InProcess]:
-    """Give the data that a method trains on, and its engine."""
-    if settings.participation == 1:
-        return data, InProcess(data.train, participation=Everyone(), seed=seed)
-    policy = Sampled(settings.participation)
-    if method != "local":
-        return data, InProcess(data.train, participation=policy, seed=seed)
-    ids, _ = policy.choose(0, data.train.keys, seed)
-    own = replace(data, train=data.train.only(ids.numpy()), truth=data.truth[ids])
-    return own, InProcess(own.train, seed=seed)
+def fit(
+    method: str,
+    settings: Settings,
+    data: Rotated,
+    model: Model,
+    seed: int,
+    *,
+    checkpoint: Path | None = None,
+    tell: Callable[[int, int, str], None],
+) -> Fit:
+    """Train a method and test it; `tell` hears of every round: number, rounds in all, what there is to say."""
+    trial = _Trial(method, settings, _trained_on(method, settings, data, seed), model, seed)
+
+    def watch(done: Round) -> None:
+        tell(done.round, settings.rounds, _note(done))
+
+    finished = trial.engine.run(
+        [trial.program], checkpoint=checkpoint, every=_CHECKPOINT_SECONDS, state_type=trial.state_type, watch=watch
+    )
+    state, rounds = finished.states[0], finished.rounds
+    seconds = [r.seconds - r.info.get("test_seconds", 0.0) for r in rounds if "loss" in r.info]
+    curve = [(r.info["rounds_done"], r.info["accuracy"]) for r in rounds if "accuracy" in r.info]
+    score = Score(trial.accuracy(state), trial.adjusted_rand(state), statistics.mean(seconds), curve)
+    return Fit(method, state, trial.models(state), rounds, score)
 
 
-@dataclass(frozen=True, eq=False)
+def _trained_on(method: str, settings: Settings, data: Rotated, seed: int) -> Rotated:
+    """Keep a sample of the clients for local models where not everybody takes part in a round."""
+    if method != "local" or settings.participation == 1:
+        return data
+    ids, _ = Sampled(settings.participation).choose(0, data.train.keys, seed)
+    return replace(data, train=data.train.only(ids.numpy()), truth=data.truth[ids])
+
+
 class _Trial:
-    """One method, from its program to its score."""
+    """What the three methods do differently."""
 
-    task: Task
-    settings: Settings
-    seed: int
-    data: Rotated
-    engine: InProcess
-    model: Model
-    method: str
+    def __init__(self, method: str, settings: Settings, data: Rotated, model: Model, seed: int) -> None:
+        self.method, self.settings, self.data, self.model, self.seed = method, settings, data, model, seed
+        share = 1.0 if method == "local" else settings.participation
+        self.engine = InProcess(data.train, participation=Sampled(share), seed=seed)
+        self.state_type = {"ifca": ifca.State, "global": fedavg.State, "local": fedavg.LocalState}[method]
 
-    def fit(self, checkpoint: Path | None, tell: Callable[..., None]) -> Fit:
-        program, state_type = self._program()
-
-        def tested(saved: Any) -> Algorithm:
-            return _tested(program(saved), self.settings.evaluate_every, self._accuracy)
-
-        def watch(done: Round) -> None:
-            tell(done.round, self.settings.rounds, _note(done))
-
-        finished = self.engine.run(
-            [tested], checkpoint=checkpoint, every=_CHECKPOINT_SECONDS, state_type=state_type, watch=watch
-        )
-        state = finished.states[0]
-        seconds = [r.seconds - r.info.get("test_seconds", 0.0) for r in finished.rounds if "loss" in r.info]
-        curve = [(r.info["rounds_done"], r.info["accuracy"]) for r in finished.rounds if "accuracy" in r.info]
-        score = Score(self._accuracy(state), self._adjusted_rand(state), statistics.mean(seconds), curve)
-        return Fit(self.method, state, self._models(state), finished.rounds, score)
-
-    def _program(self) -> tuple[Program, type]:
-        """Give the method's program and the type of its state."""
+    def program(self, saved: Any) -> Algorithm:
+        """Start the method's algorithm, or go on with it; it is tested on the way if the settings say so."""
         s = self.settings
         common: dict[str, Any] = {"model": self.model, "rounds": s.rounds, "step_size": s.step_size}
         common |= {"seed": self.seed, "training": s.training, "decay": s.decay}
+        algorithm: Algorithm
         if self.method == "global":
-            return partial(fedavg.fedavg, weighting="clients", **common), fedavg.State
-        if self.method == "local":
-            return partial(fedavg.local_models, **common), fedavg.LocalState
-        clusters = len(self.task.angles)
-        return partial(ifca.ifca, n_clusters=clusters, start=s.start, patience=s.patience, **common), ifca.State
+            algorithm = fedavg.fedavg(saved, weighting="clients", **common)
+        elif self.method == "local":
+            algorithm = fedavg.local_models(saved, **common)
+        else:
+            clusters = len(set(self.data.truth.tolist()))
+            algorithm = ifca.ifca(saved, n_clusters=clusters, start=s.start, patience=s.patience, **common)
+        return _tested(algorithm, s.evaluate_every, self.accuracy)
 
-    def _models(self, state: Any) -> Tensor:
+    def models(self, state: Any) -> Tensor:
         """[K, P] whatever the method trained."""
         if self.method == "local":
             return self.engine.worker.private[0]["theta"]
         theta: Tensor = state.theta
         return theta if self.method == "ifca" else theta[None]
 
-    def _accuracy(self, state: Any) -> float:
-        theta, data = self._models(state), self.data
+    def accuracy(self, state: Any) -> float:
+        """Test it."""
+        theta, test = self.models(state), self.data.test
         if self.method == "local":
-            return _own_rotation_accuracy(self.model, theta, data)
-        label = placed(self.model, theta, data.test).label
-        return measured_models(self.model, theta, label, data.test).mean_right
+            return _own_rotation_accuracy(self.model, theta, self.data)
+        label = placed(self.model, theta, test).label
+        return measured_models(self.model, theta, label, test).mean_right
 
-    def _adjusted_rand(self, state: Any) -> float | None:
+    def adjusted_rand(self, state: Any) -> float | None:
+        """Compare the training clients' choice with the truth, where they had one."""
         if self.method != "ifca":
             return None
         return adjusted_rand(placed(self.model, state.theta, self.data.train).label, self.data.truth)
@@ -177,5 +183,3 @@ def _note(done: Round) -> str:
         f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {' '.join(map(str, value))}"
         for name, value in said.items()
     )
-
-
