@@ -275,6 +275,17 @@ def test_every_column_of_a_run_folder_is_documented(
             assert re.sub(r"-\d+", "-K", str(path.relative_to("run"))) in page, path
 
 
+@pytest.mark.parametrize("name", ["papers.md", "privacy.md"])
+def test_what_a_page_names_is_in_the_code(name: str) -> None:
+    sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    code = "\n".join(sources.values())
+    for word in re.findall(r"`([\w./]+)`", prose(DOCS / name)):
+        if word.endswith(".py"):
+            assert any(str(path).endswith(f"/{word}") for path in sources), word
+        elif word.replace(".", "").replace("_", "").isalpha():
+            assert re.search(rf"\b{word.rpartition('.')[2]}\b", code) or word.endswith(".safetensors"), word
+
+
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("model", [linear_regression(3), mlp(3, 4, n_outputs=1, loss="squared")], ids=["linear", "mlp"])
 def test_privacy_page_has_the_sizes_of_ifca(model: Any, soft: bool) -> None:

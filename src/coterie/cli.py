@@ -346,7 +346,9 @@ def _feature_table(found: Findings) -> Table:
 def main() -> None:
     """Run the command line."""
     try:
-        sys.exit(app(prog_name="coterie", standalone_mode=False))
+        code = app(prog_name="coterie", standalone_mode=False)
+        sys.stdout.flush()  # here, where a broken pipe is caught
+        sys.exit(code)
     except CoterieError as error:
         _complain(error.message, error.hint)
     except click.exceptions.NoArgsIsHelpError as error:

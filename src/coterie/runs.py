@@ -62,14 +62,14 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, and a run is a folder", "name a new folder with --out")
     if (folder / "run.json").exists():
-        if _read_json(folder).get("fingerprint") != print_:
-            raise RunError(
-                f"the data of the run in {folder} has changed since it began", "start a new run with another --out"
-            )
         if read_options(folder) != options:
             raise ConfigError(
                 f"{folder} holds a run with other options",
                 f"continue it with `coterie resume {folder}`, or name another --out",
+            )
+        if _read_json(folder)["fingerprint"] != print_:
+            raise RunError(
+                f"the data of the run in {folder} has changed since it began", "start a new run with another --out"
             )
         return False
     if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):

@@ -29,9 +29,9 @@ def predictions(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
     """Predict every row of a file, labelled or not.  -> (client, label, prediction) in the file's order, warnings"""
     features = model.schema_.model_copy(update={"missing": "mean", "target": None, "task": "none"})
     clients = read_with(features, path)
+    if clients.dropped_rows:
+        raise DataError(f"{clients.dropped_rows} rows of {path} name no client", "fill in the client column")
     rows, names = clients.train, _client_column(features, path)
-    if len(names) != rows.layout.n_rows:
-        raise DataError(f"{len(names) - rows.layout.n_rows} rows of {path} name no client", "fill in the client column")
     labels = _labels(model, path, rows)
     order = rows.order_of(names)
     made = np.empty(len(names), dtype=object)
@@ -129,6 +129,5 @@ def _client_column(schema: Schema, path: Path) -> np.ndarray:
     columns = [schema.client, next(name for name in source.columns if name != schema.client)]
     for batch, _ in source.batches(columns, rows=1 << 16):
         names, which = named(batch.column(schema.client))
-        spelled = np.asarray([*names, ""], dtype=str)[which]
-        parts.append(spelled[spelled != ""])
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=str)
+        parts.append(np.asarray([*names, ""], dtype=str)[which])
+    return np.concatenate(parts)
