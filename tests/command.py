@@ -5,15 +5,12 @@ import io
 import os
 import subprocess
 import sys
-import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", ".*removed in Click 9.0", DeprecationWarning)  # typer's own affair
-    from coterie.cli import main
+from coterie.cli import main
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,9 @@ def test_a_missing_client(parquet: Write) -> None:
 
 
 def test_only_missing_values_left(parquet: Write) -> None:
-    sentence, hint = fit(parquet(x=[None if i % 2 else 1.0 for i in range(N)], z=GOOD["z"][:1] + [None] * 23), "--missing", "drop")
+    sentence, hint = fit(
+        parquet(x=[None if i % 2 else 1.0 for i in range(N)], z=GOOD["z"][:1] + [None] * 23), "--missing", "drop"
+    )
     assert sentence.startswith("t.parquet: ")
     assert hint
 
@@ -116,9 +118,7 @@ def test_everybody_gone_after_dropping(parquet: Write) -> None:
 def test_a_client_with_one_row_where_two_are_needed(parquet: Write) -> None:
     site = ["lonely" if i == 5 else v for i, v in enumerate(GOOD["site"])]
     sentence, hint = fit(parquet(site=site), "--starts", 2)
-    assert sentence == (
-        "client 'lonely' has 1 training row; several starts are compared on held-out rows and need 2"
-    )
+    assert sentence == ("client 'lonely' has 1 training row; several starts are compared on held-out rows and need 2")
     assert hint == "drop small clients with --min-rows 2, or use one start"
 
 

@@ -85,7 +85,7 @@ def test_an_unfitted_model_says_so(call: str) -> None:
 
 
 def test_bad_parameters_are_told_when_fitting() -> None:
-    with pytest.raises(ConfigError, match="clusters.n_clusters is 0"):
+    with pytest.raises(ConfigError, match=r"clusters\.n_clusters is 0"):
         IFCA(0).fit(NUMBERS.x, NUMBERS.y, groups=NUMBERS.groups)
     with pytest.raises(ConfigError, match="seed is None: input should be a valid integer"):
         IFCA(random_state=None).fit(NUMBERS.x, NUMBERS.y, groups=NUMBERS.groups)  # type: ignore[arg-type]
@@ -349,8 +349,12 @@ def test_clients_with_other_classes_or_levels_are_refused_and_read_with_accepts_
     # A new hospital that has only some of the classes would number them differently, without a word.
     rows = [f"h{i % 4},{i / 7:.3f},{'ab'[i % 2]},{'xyz'[i % 3]}" for i in range(60)]
     (tmp_path / "old.csv").write_text("who,a,ward,y\n" + "\n".join(rows))
-    (tmp_path / "new.csv").write_text("who,a,ward,y\n" + "\n".join(f"n,{i},{'ab'[i % 2]},{'xz'[i % 2]}" for i in range(9)))
-    (tmp_path / "ward.csv").write_text("who,a,ward,y\n" + "\n".join(f"n,{i},{'ac'[i % 2]},{'xyz'[i % 3]}" for i in range(9)))
+    (tmp_path / "new.csv").write_text(
+        "who,a,ward,y\n" + "\n".join(f"n,{i},{'ab'[i % 2]},{'xz'[i % 2]}" for i in range(9))
+    )
+    (tmp_path / "ward.csv").write_text(
+        "who,a,ward,y\n" + "\n".join(f"n,{i},{'ac'[i % 2]},{'xyz'[i % 3]}" for i in range(9))
+    )
     model = ifca(rounds=2).fit(read(tmp_path / "old.csv", client="who", target="y"))
     for name, what in (("new.csv", "classes"), ("ward.csv", "features or category levels")):
         with pytest.raises(DataError, match=f"these clients have other {what} than the training data") as caught:
@@ -377,7 +381,8 @@ def test_a_loaded_run_predicts_the_same_to_the_last_bit(tmp_path: Path, data: Pl
     loaded = coterie.load(written(tmp_path / "run", fresh, clients))
     model = clone(fresh).fit(clients)
     assert np.array_equal(
-        loaded.predict(data.x, groups=data.groups), model.predict(data.x, groups=data.groups).astype(loaded.predict(clients).dtype)
+        loaded.predict(data.x, groups=data.groups),
+        model.predict(data.x, groups=data.groups).astype(loaded.predict(clients).dtype),
     )
     assert torch.equal(loaded.theta_, model.theta_)
     for name in ("client_names_", "labels_", "margins_", "certain_", "classes_"):

@@ -110,7 +110,9 @@ def test_penalised_global_model_has_the_penalty_of_training() -> None:
 
 def test_one_cluster_with_a_penalty_descends_to_the_penalised_global_model() -> None:
     clients = from_arrays(*_one_group(), test_size=0.0)
-    fitted = fit(clients, chosen("model.l2=0.8", "clusters.n_clusters=1", "training.rounds=300", "training.local_steps=1"))
+    fitted = fit(
+        clients, chosen("model.l2=0.8", "clusters.n_clusters=1", "training.rounds=300", "training.local_steps=1")
+    )
     assert score(fitted, "ifca").train == pytest.approx(score(fitted, "global").train, rel=1e-6)
 
 
@@ -161,9 +163,7 @@ def test_new_clients_are_placed_by_half_of_their_rows_and_judged_on_the_other_ha
     assert clients.newcomers.n_clients == 6
     query, support = clients.newcomers.split(0.5, seed=0, purpose="support")
     errors = []
-    for (x, y), (new, z) in zip(
-        scaled_rows(support, fitted.scaling), scaled_rows(query, fitted.scaling), strict=True
-    ):
+    for (x, y), (new, z) in zip(scaled_rows(support, fitted.scaling), scaled_rows(query, fitted.scaling), strict=True):
         assert len(x) in (7, 8)
         best = min(fitted.theta, key=lambda theta, x=x, y=y: ((linear(theta, x) - y) ** 2).mean())
         errors.append(linear(best, new) - z)

@@ -184,10 +184,12 @@ def test_bound_of_no_features_at_all_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("l2", [0.0, 3.0])
+@pytest.mark.parametrize("unit", [1.0, 0.01])  # with the small one, the penalty's curvature is the largest
 @pytest.mark.parametrize("classes", [0, 3])
-def test_step_times_curvature_is_at_most_one_anywhere(classes: int, l2: float) -> None:
+def test_step_times_curvature_is_at_most_one_anywhere(classes: int, unit: float, l2: float) -> None:
     draw = torch.Generator().manual_seed(2)
     xs, _ = clients((15, 4, 9), 3)
+    xs = [x * unit for x in xs]
     ys = [torch.randint(3, (len(x),), generator=draw) if classes else x[:, 0] for x in xs]
     model = softmax_regression(3, 3, l2=l2) if classes else linear_regression(3, l2=l2)
     step = steepness(model, bound(ragged(xs, ys), model))

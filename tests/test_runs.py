@@ -92,7 +92,12 @@ def test_nothing_in_it_is_pickled(run: Finished) -> None:
 def test_run_json_says_what_was_done(run: Finished) -> None:
     said = run.document
     assert said["status"] == "finished"
-    assert (said["coterie"], said["method"], said["seed"], said["command"]) == (__version__, "ifca", 3, "coterie fit it")
+    assert (said["coterie"], said["method"], said["seed"], said["command"]) == (
+        __version__,
+        "ifca",
+        3,
+        "coterie fit it",
+    )
     assert FitOptions.model_validate(said["config"]) == ASKED
     assert set(said["versions"]) == {"python", "torch", "numpy", "scikit-learn", "pyarrow"}
     assert said["versions"]["torch"] == torch.__version__

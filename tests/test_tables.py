@@ -81,6 +81,14 @@ def test_new_clients_are_placed_by_their_labelled_rows_and_predicted_in_all(tmp_
     assert np.sqrt((error[unlabelled] ** 2).mean()) < 4  # the noise is 2, the targets' spread 25
 
 
+def test_known_clients_keep_their_model_whatever_their_rows_say(tmp_path: Path, model: IFCA) -> None:
+    columns = together(OLD, NEW)
+    swapped = [f"s{int(name[1:]) ^ 1:02d}" if name in OLD.truth else name for name in columns["site"].tolist()]
+    columns["site"] = np.array(swapped)  # s00 has rows of the other group now
+    table, _ = predictions(model, write(tmp_path / "t.csv", columns))
+    assert table["label"].to_pylist() == [label_of(model)[name] for name in swapped]
+
+
 def test_a_new_client_without_a_labelled_row_cannot_be_predicted(tmp_path: Path, model: IFCA) -> None:
     columns = together(OLD, NEW)
     columns["y"] = pa.array(columns["y"], mask=columns["site"] == "new02")
@@ -199,7 +207,7 @@ def test_tables_go_to_stdout_or_to_a_file_by_its_ending(tmp_path: Path, capsys: 
 def test_files_that_could_not_be_written_are_refused_at_once(tmp_path: Path) -> None:
     check_ending(None)
     check_ending(tmp_path / "t.csv")
-    with pytest.raises(ConfigError, match="ends neither in .csv nor in .parquet"):
+    with pytest.raises(ConfigError, match=r"ends neither in \.csv nor in \.parquet"):
         check_ending(tmp_path / "t.xlsx")
     with pytest.raises(ConfigError, match="there is no folder"):
         check_ending(tmp_path / "none" / "t.csv")

@@ -37,9 +37,8 @@ app = typer.Typer(
     help="Federated learning where clients differ: find the hidden structure without moving the data, train what fits.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(commands.app, name="study")
 
@@ -161,6 +160,8 @@ def assign_command(run: Run, data: Data, out_: Out = None) -> None:
 @app.command("report")
 def report_command(run: Run) -> None:
     """Write the HTML report of a run again, and print its path."""
+    if not is_finished(run):
+        err.print(f"warning: the run has not finished; continue it with: coterie resume {run}")
     print(write_report(run))
 
 

@@ -8,13 +8,12 @@ from typing import Annotated, Any, cast
 
 import click
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coterie.studies import ifca_rotated as rotated
 from coterie.studies import ifca_synthetic as synthetic
 from coterie.studies import rotated_tasks as tasks
-from coterie.studies.common import named, numbers, progress, show
+from coterie.studies.common import console, named, numbers, progress, show
 from coterie.studies.rotated_settings import METHODS, Settings, Task
 
 __all__ = ["app"]
@@ -50,7 +49,7 @@ def list_studies(context: typer.Context, as_json: Json = False) -> None:
     table = Table("study", "what it shows", box=None, pad_edge=False)
     for name, line in lines.items():
         table.add_row(name, line)
-    Console().print(table, "\nRun one with `coterie study NAME`; `--quick` takes less than a minute.")
+    console().print(table, "\nRun one with `coterie study NAME`; `--quick` takes less than a minute.")
 
 
 @app.command(synthetic.NAME)

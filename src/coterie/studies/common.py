@@ -20,6 +20,7 @@ __all__ = [
     "Outcome",
     "Tell",
     "at_least",
+    "console",
     "json_safe",
     "named",
     "numbers",
@@ -88,7 +89,12 @@ def show(outcome: Outcome, columns: Sequence[Column], *, caption: str, as_json: 
     for row in outcome.rows:
         values = ((column, row.get(column.field)) for column in columns)
         table.add_row(*("-" if value is None else column.write(value) for column, value in values))
-    Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)
+    console().print(table)
+
+
+def console() -> Console:
+    """Write to stdout, wide enough for a table where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 class Tell(Protocol):

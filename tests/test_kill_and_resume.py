@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is killed with SIGKILL and resumed ends with the models of one that was left in peace, to the last bit."""
+
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.kill_and_resume import fit_command, run_with_kills, same, write_data
+from safetensors.torch import save_file
+
+
+class Moments(random.Random):
+    """The moments of two kills, as parts of a whole run, most of which is Python starting; after that, peace."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.left = [0.7, 0.85]
+
+    def uniform(self, a: float, b: float) -> float:
+        return self.left.pop(0) if self.left else 100.0
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the killed process's pipe, which the script leaves open
+def test_a_killed_run_ends_bit_equal(tmp_path: Path) -> None:
+    data, whole, killed = tmp_path / "data.csv", tmp_path / "whole", tmp_path / "killed"
+    write_data(data, clients=30, rows=20)
+    begin = time.perf_counter()
+    subprocess.run(fit_command(data, whole, rounds=15), check=True, capture_output=True)
+    seconds = time.perf_counter() - begin
+    assert run_with_kills(data, killed, Moments(), longest=seconds, rounds=15) >= 1
+    assert same(whole, killed)
+    assert not list(killed.rglob("*.tmp"))
+
+
+def test_the_comparison_sees_a_single_bit(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 1.0 + 2**-52)):
+        (tmp_path / name / "models").mkdir(parents=True)
+        for file in ("models/models.safetensors", "state.safetensors"):
+            save_file({"theta": torch.tensor([value], dtype=torch.float64)}, tmp_path / name / file)
+    assert same(tmp_path / "a", tmp_path / "b")
+    assert not same(tmp_path / "a", tmp_path / "c")
