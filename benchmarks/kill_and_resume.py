@@ -53,7 +53,7 @@ def run_with_kills(data: Path, out: Path, draw: random.Random, *, longest: float
             return kills
         except subprocess.TimeoutExpired:
             started.kill()
-            started.wait()
+            started.communicate()
             kills += 1
         if (out / "run.json").exists():
             command = [*COTERIE, "resume", str(out), "--checkpoint-seconds", "0"]

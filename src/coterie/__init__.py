@@ -4,7 +4,7 @@
 __version__ = "0.1.0"
 
 from coterie.data.clients import Clients
-from coterie.data.readers import from_arrays, read
+from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.estimators import IFCA, FedAvg, load
 
@@ -20,4 +20,5 @@ __all__ = [
     "from_arrays",
     "load",
     "read",
+    "read_with",
 ]

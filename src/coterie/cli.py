@@ -115,7 +115,7 @@ def fit_command(
     tree = {
         "method": method, "seed": seed, "baselines": baselines,
         "data": {
-            "path": str(data), "client": client, "target": target, "missing": missing, "task": task,
+            "path": str(data.resolve()), "client": client, "target": target, "missing": missing, "task": task,
             "exclude": tuple(exclude or ()) or None, "categorical": tuple(categorical or ()) or None,
             "min_rows": min_rows, "test_size": test_size, "new_clients": new_clients,
         },

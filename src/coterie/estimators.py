@@ -31,7 +31,9 @@ _TRAINING = (
     "rounds", "step_size", "local_steps", "epochs", "batch_size", "momentum", "decay", "participation", "weighting",
     "tol",
 )  # fmt: skip
-_CLUSTERS = ("n_clusters", "averaging", "init", "n_init", "soft", "shared_layers", "patience")
+_CLUSTERS = (
+    "n_clusters", "averaging", "init", "n_init", "candidates", "soft", "temperature", "shared_layers", "patience",
+)  # fmt: skip
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
@@ -216,11 +218,13 @@ class IFCA(Federated):
         *,
         model: nn.Module | Model | None = None,
         hidden: tuple[int, ...] = (),
+        intercept: bool = True,
         l2: float = 0.0,
         averaging: Literal["model", "gradient"] = "model",
         init: Literal["random", "balanced", "spread", "warm"] = "spread",
         start: Tensor | None = None,
         n_init: int = 1,
+        candidates: int = 5,
         rounds: int = 100,
         step_size: float | None = None,
         local_steps: int = 10,
@@ -232,6 +236,7 @@ class IFCA(Federated):
         weighting: Literal["clients", "rows"] = "clients",
         shared_layers: tuple[str, ...] = (),
         soft: bool = False,
+        temperature: float | None = None,
         patience: int = 5,
         tol: float = 0.0,
         standardise: bool = True,
@@ -241,11 +246,13 @@ class IFCA(Federated):
         self.n_clusters = n_clusters
         self.model = model
         self.hidden = hidden
+        self.intercept = intercept
         self.l2 = l2
         self.averaging = averaging
         self.init = init
         self.start = start
         self.n_init = n_init
+        self.candidates = candidates
         self.rounds = rounds
         self.step_size = step_size
         self.local_steps = local_steps
@@ -257,6 +264,7 @@ class IFCA(Federated):
         self.weighting = weighting
         self.shared_layers = shared_layers
         self.soft = soft
+        self.temperature = temperature
         self.patience = patience
         self.tol = tol
         self.standardise = standardise
@@ -286,6 +294,7 @@ class FedAvg(Federated):
         *,
         model: nn.Module | Model | None = None,
         hidden: tuple[int, ...] = (),
+        intercept: bool = True,
         l2: float = 0.0,
         rounds: int = 100,
         step_size: float | None = None,
@@ -304,6 +313,7 @@ class FedAvg(Federated):
     ) -> None:
         self.model = model
         self.hidden = hidden
+        self.intercept = intercept
         self.l2 = l2
         self.rounds = rounds
         self.step_size = step_size
@@ -346,7 +356,7 @@ def _unfitted(chosen: FitOptions, model: nn.Module | Model | None) -> Federated:
     if chosen.training.weighting is None:
         del common["weighting"]  # each has its own
     common |= {
-        "model": model, "hidden": chosen.model.hidden, "l2": chosen.model.l2, "random_state": chosen.seed,
+        **chosen.model.model_dump(), "model": model, "random_state": chosen.seed,
         "standardise": chosen.data.standardise, "baselines": chosen.baselines,
     }  # fmt: skip
     if chosen.method == "ifca":
@@ -369,7 +379,8 @@ def _options_of(estimator: Any, method: str, **more: dict[str, Any]) -> FitOptio
     training = {name: getattr(estimator, name) for name in _TRAINING}
     tree: dict[str, Any] = {
         "method": method, "seed": estimator.random_state, "baselines": estimator.baselines,
-        "data": {"standardise": estimator.standardise}, "model": {"hidden": estimator.hidden, "l2": estimator.l2},
+        "data": {"standardise": estimator.standardise},
+        "model": {name: getattr(estimator, name) for name in ("hidden", "intercept", "l2")},
         "training": training | more.pop("training", {}), **more,
     }  # fmt: skip
     return options(tree)
@@ -412,7 +423,7 @@ def _check_same(known: Schema, other: Schema) -> None:
         what = "features or category levels" if other.columns != known.columns else "classes"
         raise DataError(
             f"these clients have other {what} than the training data",
-            "read them in the same way: coterie.data.readers.read_with(model.schema_, path)",
+            "read them in the same way: coterie.read_with(model.schema_, path)",
         )
 
 

@@ -22,6 +22,7 @@ from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
+from coterie.engines.checkpoint import replace_file
 from coterie.engines.in_process import Finished, InProcess, Round
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask
@@ -158,11 +159,7 @@ def _check_clusters(clients: Clients, options: FitOptions, model: Model, start: 
             f"init is '{c.init}' and start models are {'not ' if start is None else ''}given",
             "warm starts are for Python: IFCA(init='warm', start=theta)",
         )
-    for layer in c.shared_layers:
-        if not any(name == layer or name.startswith(f"{layer}.") for name in model.layers):
-            raise ConfigError(
-                f"shared_layers: the model has no layer '{layer}'", f"its layers are {', '.join(model.layers)}"
-            )
+    ifca.shared_parameters(model, c.shared_layers)
 
 
 class _Work:
@@ -192,8 +189,18 @@ class _Work:
         if isinstance(self.model, Network):
             block = next(self.rows.blocks(torch.arange(min(8, self.rows.n_clients))))
             if block.y is not None and block.x.shape[1]:
-                self.model = self.model.measured(block.x, block.y)
+                self.model = self._kept_kernel(self.model.measured(block.x, block.y))
         self.step_size = self.options.training.step_size or self._safe_step_size()
+
+    def _kept_kernel(self, model: Network) -> Network:
+        """Keep the first choice of a run: kernels differ in rounding, and a resumed run is to be bit-equal."""
+        if self.folder is None:
+            return model
+        path = self.folder / "checkpoints" / "kernel"
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():
+            replace_file(path, model.kernel.encode())
+        return replace(model, kernel="loop" if path.read_text() == "loop" else "vmap")
 
     def train(self, start: Tensor | None) -> tuple[Tensor, int | None]:
         """Fit the method itself.  -> theta [K, P], number of the start that won"""

@@ -22,7 +22,7 @@ from coterie.local import Training, chosen, client_losses, outputs, train
 from coterie.models import Dense, Model
 from coterie.protocol import Ask, Block, ByCluster, Replies, Save, Sum, Tensors, WeightedMean
 
-__all__ = ["State", "assign_and_train", "ifca"]
+__all__ = ["State", "assign_and_train", "ifca", "shared_parameters"]
 
 _ENOUGH = 8  # answers per cluster: a cluster of average size is missed by 8 K clients once in 3,000 times
 
@@ -96,7 +96,7 @@ def ifca(
         nothing = torch.zeros(n_clusters, dtype=torch.int64)
         state = State(theta, nothing, nothing, torch.tensor(first, dtype=model.dtype))
         yield Save(state, {"events": events})
-    common = _common(model, shared_layers)
+    common = shared_parameters(model, shared_layers)
     while state.round < rounds and not state.settled:
         events = []
         gamma = step_size * decay**state.round
@@ -170,11 +170,13 @@ def _reseed(state: State, model: Model, start: Start, seed: int) -> Generator[As
     return replace(state, theta=theta, empty=state.empty * other, unseen=state.unseen * other), [event]
 
 
-def _common(model: Model, shared_layers: tuple[str, ...]) -> Tensor:
-    """[P] which parameters everybody shares."""
+def shared_parameters(model: Model, shared_layers: tuple[str, ...]) -> Tensor:
+    """[P] which parameters everybody shares, given the beginnings of layers' names."""
     for layer in shared_layers:
         if not any(name == layer or name.startswith(f"{layer}.") for name in model.layers):
-            raise ConfigError(f"the model has no layer '{layer}' to share", f"its layers are {', '.join(model.layers)}")
+            raise ConfigError(
+                f"shared_layers: the model has no layer '{layer}'", f"its layers are {', '.join(model.layers)}"
+            )
     common = torch.zeros(model.n_parameters, dtype=torch.bool)
     for name, part in model.layers.items():
         common[part] = any(name == layer or name.startswith(f"{layer}.") for layer in shared_layers)

@@ -27,7 +27,7 @@ def demo_options(seed: int) -> FitOptions:
             "seed": seed,
             "data": {"path": NAME, "client": "client", "target": "digit", "standardise": False},
             "model": {"hidden": (128,)},
-            "training": {"rounds": 50, "step_size": 0.3, "local_steps": 10},
+            "training": {"rounds": 60, "step_size": 0.3, "local_steps": 10},
             "clusters": {"n_clusters": 4},
         }
     )
@@ -66,7 +66,8 @@ def _test_rows(made: Rotated) -> Ragged:
     for angle in range(4):
         order[made.truth == angle] = torch.nonzero(made.test_truth == angle)[:, 0]
     x, y = made.test.x, made.test.y
-    assert isinstance(x, Tensor) and isinstance(y, Tensor)
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
     return Ragged.from_blocks(
         x.view(_CLIENTS, _TEST_ROWS, -1)[order], y.view(_CLIENTS, _TEST_ROWS)[order], made.train.names
     )
