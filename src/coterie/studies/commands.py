@@ -10,6 +10,7 @@ import click
 import typer
 from rich.table import Table
 
+from coterie.errors import ConfigError
 from coterie.studies import ifca_rotated as rotated
 from coterie.studies import ifca_synthetic as synthetic
 from coterie.studies import rotated_tasks as tasks
@@ -30,7 +31,7 @@ Rounds = Annotated[int | None, typer.Option(help="Rounds of training.")]
 TestClients = Annotated[int | None, typer.Option(help="Test clients; as many as there are images for by default.")]
 StepSize = Annotated[float | None, typer.Option(help="Step size of local training.")]
 LocalSteps = Annotated[int | None, typer.Option(help="Local steps (with batches: passes) of a round.")]
-Methods = Annotated[str, typer.Option(help="Comma-separated: ifca, global, local.")]
+Methods = Annotated[str | None, typer.Option(help="Comma-separated, of ifca, global, local; all by default.")]
 Init = Annotated[str | None, typer.Option(help="Start of IFCA: spread, random or balanced.")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Test every so many rounds, not only after the last.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Folder for checkpoints: run again to go on from there.")]
@@ -40,6 +41,8 @@ Checkpoint = Annotated[Path | None, typer.Option(help="Folder for checkpoints: r
 def list_studies(context: typer.Context, as_json: Json = False) -> None:
     """Run the papers' experiments; without a name, list them."""
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise ConfigError("--json stands before the study's name", "write coterie study NAME --json")
         return
     commands = cast(click.Group, context.command).commands
     lines = {name: command.get_short_help_str(limit=200) for name, command in commands.items()}
@@ -77,11 +80,10 @@ def ifca_synthetic(
 ) -> None:
     """Figure 2 of IFCA: how often starts find planted linear models."""
     given: dict[str, Any] = {"preset": preset, "trials": trials, "starts": starts, "rounds": rounds, "dtype": dtype}
-    given["init"] = None if init is None else named("--init", init, synthetic.INITS)
-    for name, text in {"r": r, "sigma": sigma, "steps": steps}.items():
-        given[name] = None if text is None else numbers(f"--{name}", text, float)
-    for name, text in {"clients": clients, "rows": rows, "features": features}.items():
-        given[name] = None if text is None else numbers(f"--{name}", text, int)
+    given |= {"init": named("--init", init, synthetic.INITS)}
+    given |= {name: numbers(f"--{name}", text, float) for name, text in (("r", r), ("sigma", sigma), ("steps", steps))}
+    sizes = (("clients", clients), ("rows", rows), ("features", features))
+    given |= {name: numbers(f"--{name}", text, int) for name, text in sizes}
     settings = replace(synthetic.settings(panel, quick=quick), seed=seed, **_stated(given))
     with progress() as tell:
         outcome = synthetic.run(settings, tell)
@@ -96,7 +98,7 @@ def ifca_rotated_mnist(
     test_clients: TestClients = None,
     step_size: StepSize = None,
     local_steps: LocalSteps = None,
-    methods: Methods = "ifca,global,local",
+    methods: Methods = None,
     init: Init = None,
     table: Annotated[bool, typer.Option("--table", help="All three sizes of Table 1, one after the other.")] = False,
     evaluate_every: EvaluateEvery = None,
@@ -111,6 +113,8 @@ def ifca_rotated_mnist(
     given |= {"step_size": step_size}
     given |= {"local_steps": local_steps, "evaluate_every": evaluate_every, "seeds": seeds, "init": init}
     settings = _rotated(tasks.MNIST_QUICK if quick else tasks.MNIST_PAPER, given, methods, seed)
+    if step_size is None:
+        settings = replace(settings, step_size=tasks.mnist_step_size(settings.rounds))
     sizes = [replace(settings, clients=m, rows=n) for m, n in tasks.MNIST_TABLE] if table else [settings]
     _run_rotated(tasks.MNIST, sizes, checkpoint, as_json)
 
@@ -118,7 +122,7 @@ def ifca_rotated_mnist(
 @app.command("ifca-rotated-digits")
 def ifca_rotated_digits(
     rounds: Rounds = None,
-    methods: Methods = "ifca,global,local",
+    methods: Methods = None,
     init: Init = None,
     evaluate_every: EvaluateEvery = None,
     checkpoint: Checkpoint = None,
@@ -143,7 +147,7 @@ def ifca_rotated_cifar(
     local_steps: LocalSteps = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of a local step.")] = None,
     participation: Annotated[float | None, typer.Option(help="Share of the clients that take part in a round.")] = None,
-    methods: Methods = "ifca,global,local",
+    methods: Methods = None,
     init: Init = None,
     kernel: Annotated[str | None, typer.Option(help="How clients train: vmap, loop, or measured (the faster).")] = None,
     evaluate_every: EvaluateEvery = None,
@@ -162,9 +166,9 @@ def ifca_rotated_cifar(
     _run_rotated(tasks.CIFAR, [settings], checkpoint, as_json)
 
 
-def _rotated(base: Settings, given: dict[str, Any], methods: str, seed: int) -> Settings:
-    wanted = named("--methods", methods, METHODS)
-    return replace(base, seed=seed, methods=wanted, **_stated(given))
+def _rotated(base: Settings, given: dict[str, Any], methods: str | None, seed: int) -> Settings:
+    given |= {"methods": named("--methods", methods, METHODS)}
+    return replace(base, seed=seed, **_stated(given))
 
 
 def _run_rotated(task: Task, sizes: list[Settings], checkpoint: Path | None, as_json: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all studies share: their outcome, its table, progress, and reading lists of options."""
+"""What all studies share: their outcome, its table, progress, looking at runs, and reading lists of options."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from coterie.errors import ConfigError
+from coterie.protocol import Algorithm, Save
 
 __all__ = [
     "Column",
@@ -26,6 +27,7 @@ __all__ = [
     "numbers",
     "one_of",
     "progress",
+    "seen",
     "show",
     "silent",
 ]
@@ -66,6 +68,23 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_safe(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def seen(algorithm: Algorithm, see: Callable[[Save], tuple[Save, bool]]) -> Algorithm:
+    """Pass an algorithm's questions on; `see` may change what it saves, and says whether to go on after that."""
+    replies = None
+    while True:
+        try:
+            wanted = algorithm.send(replies)
+        except StopIteration as end:
+            return end.value
+        if not isinstance(wanted, Save):
+            replies = yield wanted
+            continue
+        saved, go_on = see(wanted)
+        replies = yield saved
+        if not go_on:
+            return saved.state
 
 
 # -- on the screen ----------------------------------------------------------------------------------------------------
@@ -126,16 +145,20 @@ def progress() -> Iterator[Tell]:
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
-def numbers(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
-    """Read a comma-separated list of numbers."""
+def numbers(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, ...] | None:
+    """Read a comma-separated list of numbers, where one was given."""
+    if text is None:
+        return None
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"{option} {text!r} is not a list of numbers", f"write {option} 1,2,3") from None
 
 
-def named(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """Read a comma-separated list of names."""
+def named(option: str, text: str | None, allowed: Sequence[str]) -> tuple[str, ...] | None:
+    """Read a comma-separated list of names, where one was given."""
+    if text is None:
+        return None
     given = tuple(part.strip() for part in text.split(","))
     for name in given:
         one_of(option, name, allowed)

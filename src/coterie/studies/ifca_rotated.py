@@ -4,8 +4,11 @@
 Ghosh et al., NeurIPS 2020, Section 6.2 and Table 1. What the three data sets differ in stands in rotated_tasks.py.
 
 IFCA starts from `spread` unless asked otherwise. On rotated MNIST (80 clients x 100 images and 160 x 50, seeds 0 to 19) it
-placed every client right within three rounds in all 40 runs, while `balanced` lost a cluster in 3 of 20 and one random start
-in 1 of 5. With `random` and `balanced`, empty clusters are not reseeded: that is the paper's algorithm.
+placed every client right within three rounds in all 40 runs, while `balanced` lost a cluster in 3 of 20 and one random
+start in 1 of 5. With `random` and `balanced`, empty clusters are not reseeded: that is the paper's algorithm.
+
+One model for all needs time: with the paper's step size on 240 clients x 200 images of MNIST it is at 61 % after 20 rounds
+and passes the local models (81 % from round 15 on) after 115; IFCA is above both from the first rounds.
 """
 
 import json

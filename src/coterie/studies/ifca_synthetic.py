@@ -25,14 +25,15 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.ifca import ifca
+from coterie.algorithms.ifca import State, ifca
 from coterie.algorithms.starts import Start
 from coterie.data.synthetic import Preset, bernoulli_starts, mixed_regression, oracle_error
 from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError
 from coterie.evaluate import match_errors
 from coterie.models import Dense
-from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
+from coterie.protocol import Algorithm
+from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
 
 __all__ = ["CAPTION", "COLUMNS", "INITS", "NAME", "PANELS", "Settings", "run", "settings"]
 
@@ -178,18 +179,10 @@ def _trial(chosen: Settings, point: Point, init: str, trial: int, tell: Tell) ->
     )
     dtype = getattr(torch, chosen.dtype)
     model = Dense((point.features, 1), "squared", intercept=False, dtype=dtype)
+    common: dict[str, Any] = {"model": model, "n_clusters": chosen.n_clusters, "rounds": chosen.rounds}
+    common |= {"averaging": "gradient", "patience": 0}
     programs = [
-        partial(
-            ifca,
-            model=model,
-            n_clusters=chosen.n_clusters,
-            rounds=chosen.rounds,
-            step_size=step,
-            seed=int(keys.key(seed, s, "start")),
-            averaging="gradient",
-            start=start,
-            patience=0,
-        )
+        partial(_run_while_finite, step_size=step, start=start, seed=int(keys.key(seed, s, "start")), **common)
         for s, start in enumerate(_starts(chosen, point, init, seed, dtype))
         for step in chosen.steps
     ]
@@ -202,6 +195,11 @@ def _trial(chosen: Settings, point: Point, init: str, trial: int, tell: Tell) ->
     finished = InProcess(planted.rows.to(dtype)).run(programs, watch=watch)
     theta = torch.stack([state.theta for state in finished.states])  # [S steps, K, D]
     return match_errors(theta, planted.theta).view(-1, len(chosen.steps)).min(1).values
+
+
+def _run_while_finite(saved: State | None, **options: Any) -> Algorithm:
+    """Run IFCA, but not on once it has diverged: a third of the step sizes do, and nothing can come of it."""
+    return seen(ifca(saved, **options), lambda save: (save, bool(save.state.theta.isfinite().all())))
 
 
 def _starts(chosen: Settings, point: Point, init: str, seed: int, dtype: torch.dtype) -> list[Start]:

@@ -25,6 +25,7 @@ from coterie.fitting import measured_models, placed
 from coterie.models import Model
 from coterie.participation import Sampled
 from coterie.protocol import Algorithm, Save
+from coterie.studies.common import seen
 from coterie.studies.rotated_settings import Settings
 
 __all__ = ["Fit", "Score", "fit"]
@@ -124,7 +125,16 @@ class _Trial:
         else:
             clusters = len(set(self.data.truth.tolist()))
             algorithm = ifca.ifca(saved, n_clusters=clusters, start=s.start, patience=s.patience, **common)
-        return _tested(algorithm, s.evaluate_every, self.accuracy)
+        return seen(algorithm, self._tested)
+
+    def _tested(self, save: Save) -> tuple[Save, bool]:
+        """Add the test accuracy to every so many saves."""
+        done, every = save.state.round, self.settings.evaluate_every
+        if not every or not done or done % every:
+            return save, True
+        begin = time.perf_counter()
+        found = {"accuracy": self.accuracy(save.state), "rounds_done": done}
+        return replace(save, info={**save.info, **found, "test_seconds": time.perf_counter() - begin}), True
 
     def models(self, state: Any) -> Tensor:
         """[K, P] whatever the method trained."""
@@ -148,25 +158,10 @@ class _Trial:
         return adjusted_rand(placed(self.model, state.theta, self.data.train).label, self.data.truth)
 
 
-def _tested(algorithm: Algorithm, every: int, test: Callable[[Any], float]) -> Algorithm:
-    """Pass an algorithm's questions on, and add the test accuracy to every so many of its saves."""
-    replies = None
-    while True:
-        try:
-            wanted = algorithm.send(replies)
-        except StopIteration as end:
-            return end.value
-        if isinstance(wanted, Save) and every and wanted.state.round and wanted.state.round % every == 0:
-            begin = time.perf_counter()
-            found = {"accuracy": test(wanted.state), "rounds_done": wanted.state.round}
-            wanted = replace(wanted, info={**wanted.info, **found, "test_seconds": time.perf_counter() - begin})
-        replies = yield wanted
-
-
 def _own_rotation_accuracy(model: Model, theta: Tensor, data: Rotated) -> float:
     """Test every client's own model [M, P] on all test rows of its rotation, and average over models."""
     accuracy = torch.empty(len(theta), dtype=torch.float64)
-    for rotation in range(int(data.truth.max()) + 1):
+    for rotation in set(data.truth.tolist()):
         own = data.truth == rotation
         correct, n = torch.zeros(int(own.sum()), dtype=torch.int64), 0
         for block in data.test.blocks((data.test_truth == rotation).nonzero()[:, 0], budget=_TEST_BYTES):

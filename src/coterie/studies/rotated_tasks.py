@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data sets of the rotated studies: MNIST and CIFAR-10 as in Table 1, and scikit-learn's digits for the demo.
 
-Departures on CIFAR-10: images keep their 32 x 32 pixels (the authors cut 24 x 24), padded with zeros and cut at random; no
-random brightness and contrast. As in the authors' code, images are standardised one by one, and there are 600 rounds from
-gamma = 0.25, which the paper does not say.
+CIFAR-10: images are standardised one by one and there are 600 rounds, as in the authors' code; gamma, which the paper does
+not give, is 0.1, from which our network learns faster than from the authors' 0.25. Departures: images keep their 32 x 32
+pixels (the authors cut 24 x 24), padded with zeros and cut at random; brightness and contrast are left as they are.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from coterie.studies.rotated_settings import Settings, Task
 
 __all__ = [
     "CIFAR", "CIFAR_PAPER", "CIFAR_QUICK", "DIGITS", "DIGITS_DEMO", "DIGITS_QUICK", "MNIST", "MNIST_PAPER", "MNIST_QUICK",
-    "MNIST_TABLE",
+    "MNIST_TABLE", "mnist_step_size",
 ]  # fmt: skip
 
 
@@ -69,6 +69,15 @@ MNIST_PAPER = Settings(clients=1200, rows=200, rounds=300, step_size=0.1, local_
 MNIST_TABLE = ((4800, 50), (2400, 100), (1200, 200))
 MNIST_QUICK = replace(MNIST_PAPER, clients=80, rows=100, rounds=5, test_clients=40)
 
+
+def mnist_step_size(rounds: int) -> float:
+    """Give the step size for so many rounds: the paper's 0.1 for its 300; fewer rounds take longer steps, up to 1.
+
+    Step size times rounds stays that of the paper. With 0.1, one model for all is at 61 % after 20 rounds, far from trained.
+    """
+    return min(1.0, MNIST_PAPER.step_size * max(1.0, MNIST_PAPER.rounds / rounds))
+
+
 # -- rotated digits, the demo -----------------------------------------------------------------------------------------
 DIGITS = Task("ifca-rotated-digits", images.digits, (0, 90, 180, 270), _perceptron)
 DIGITS_DEMO = Settings(
@@ -90,7 +99,7 @@ CIFAR_PAPER = Settings(
     clients=200,
     rows=500,
     rounds=600,
-    step_size=0.25,
+    step_size=0.1,
     local_steps=5,
     batch_size=50,
     decay=0.99,
