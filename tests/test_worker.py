@@ -53,7 +53,7 @@ def ask(a: float, b: float, **changes: Any) -> Ask:
 
 
 def by_client(answer: Answer, field: str = "value") -> dict[int, float]:
-    ids = torch.cat(answer.ids)
+    ids = answer.ids
     return dict(zip(ids.tolist(), answer.parts[field]["stack"][0].tolist(), strict=True))
 
 
@@ -173,7 +173,7 @@ def test_bytes_up_are_those_of_the_replies_that_are_folded_or_weigh() -> None:
 
 def test_nobody_answers_nothing() -> None:
     answer = clients().answer({0: ask(1, 0)}, EVERYONE[:0])[0]
-    assert (answer.parts, answer.ids, answer.bytes_up) == ({}, [], 0)
+    assert (answer.parts, answer.ids.tolist(), answer.bytes_up) == ({}, [], 0)
     assert CALLS == []
 
 

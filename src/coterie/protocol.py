@@ -16,6 +16,7 @@ fields named in `Ask.fold` leave the worker, each as a sum over clients or, wher
 is the same for all runs may have a run axis of one.
 """
 
+import itertools
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -220,9 +221,10 @@ class ByCluster(_Additive):
             total = torch.einsum("sck,sckp->skp", w, flat)
         else:
             total = w.transpose(1, 2) @ flat  # [S, K, P]: one product, each reply read once
-        if not bool(total.isfinite().all()):  # 0 times infinity is not 0: who diverged spoils its own clusters only
-            own = flat if self.per_cluster else flat[:, :, None]
-            total = torch.where(w[..., None] > 0, w[..., None] * own, 0).sum(1)
+        diverged = ~total.isfinite().flatten(1).all(1)  # [S]
+        for s, k in itertools.product(diverged.nonzero()[:, 0].tolist(), range(w.shape[2])):
+            there = w[s, :, k] > 0  # 0 times infinity is not 0: who diverged spoils its own clusters only
+            total[s, k] = w[s, there, k] @ (flat[s, there, k] if self.per_cluster else flat[s, there])
         shape = (*total.shape[:2], *value.shape[2 + self.per_cluster :])
         return {"sum": total.reshape(shape), "weight": share.sum(1, dtype=torch.float64)}
 

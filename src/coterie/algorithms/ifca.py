@@ -134,7 +134,7 @@ def ifca(
         noise = state.temperature
         if temperature is None and model.loss == "squared":
             noise = (2 * got["loss"]).clamp(min=1e-12).to(model.dtype)
-        change = _relative_change(theta, state.theta)
+        change = _relative_change(theta, state.theta) if tol else 0.0
         state = replace(state, theta=theta, empty=empty, unseen=unseen, temperature=noise, round=state.round + 1)
         collapsed = bool(((empty >= patience) & (unseen >= _ENOUGH * n_clusters)).any()) if patience else False
         if collapsed and state.round < rounds:

@@ -248,15 +248,7 @@ def _same_clients(asks: Mapping[int, Ask]) -> list[list[int]]:
 
 
 def _finish(ask: Ask, answer: Answer, asked: Tensor) -> Replies:
-    """Merge is done: make the values that the algorithm sees, individual replies in the order of client numbers."""
-    ids = torch.cat(answer.ids) if answer.ids else asked[:0]
-    order = ids.argsort()
-    values: dict[str, Any] = {}
-    for name, part in answer.parts.items():
-        own = {k: v[0] for k, v in part.items()}
-        if "stack" in own:
-            own["stack"] = own["stack"][order]
-        values[name] = ask.fold[name].finish(own)
-    ids = ids[order]
-    missing = asked[:0] if len(ids) == len(asked) else asked[~torch.isin(asked, ids)]
-    return Replies(values, ids, missing)
+    """Make of the merged parts what the algorithm sees."""
+    values = {name: ask.fold[name].finish({k: v[0] for k, v in part.items()}) for name, part in answer.parts.items()}
+    everybody = len(answer.ids) == len(asked)
+    return Replies(values, answer.ids, asked[:0] if everybody else asked[~torch.isin(asked, answer.ids)])

@@ -2,7 +2,7 @@
 """A worker holds some clients' rows and private state, answers for all of them at once, and folds what it can."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +14,23 @@ from coterie.protocol import Ask, Block, Tensors
 __all__ = ["Answer", "Worker"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer:
-    """What one run's ask brought: a part for every field, with a leading run axis of one."""
+    """What one run's ask brought.
 
-    parts: dict[str, Tensors] = field(default_factory=dict)
-    ids: list[Tensor] = field(default_factory=list)
-    bytes_up: int = 0
+    Attributes
+    ----------
+    parts : dict
+        Field -> what its fold made of the replies, with a leading run axis of one; empty when nobody answered.
+    ids : Tensor
+        Who answered, ascending: the order of stacked fields.
+    bytes_up : int
+        What all clients' own replies would take.
+    """
+
+    parts: dict[str, Tensors]
+    ids: Tensor
+    bytes_up: int
 
 
 class Worker:
@@ -49,7 +59,6 @@ class Worker:
         ids : Tensor
             The clients, ascending.
         """
-        answers = {run: Answer() for run in asks}
         groups = [_Lockstep(runs, [asks[run] for run in runs]) for runs in _alike(asks)]
         if len(ids):
             room = sum(group.bytes for group in groups)
@@ -57,31 +66,20 @@ class Worker:
             for block in self.rows.blocks(ids, budget=self.block_bytes, room=room, row_room=scratch):
                 place = torch.searchsorted(ids, block.ids)
                 for group in groups:
-                    self._answer_block(group, block, place, answers)
-        return answers
+                    self._answer_block(group, block, place)
+        return {run: answer for group in groups for run, answer in group.answers().items()}
 
-    def _answer_block(self, group: "_Lockstep", block: Block, place: Tensor, answers: dict[int, Answer]) -> None:
-        ask = group.ask
+    def _answer_block(self, group: "_Lockstep", block: Block, place: Tensor) -> None:
         each = {name: value[:, place] for name, value in group.each.items()}
         private = {
             name: torch.stack([self._private(run, name, a.fresh[name])[block.ids] for run, a in group.each_run])
-            for name in ask.fresh
+            for name in group.ask.fresh
         }
-        reply, private = ask.step(dict(group.shared), each, private, block)
+        reply, private = group.ask.step(dict(group.shared), each, private, block)
         for name, value in private.items():
             for s, run in enumerate(group.runs):
                 self.private[run][name][block.ids] = value[s]
-        reply = {name: value.expand(len(group.runs), *value.shape[1:]) for name, value in reply.items()}
-        parts = {name: fold.part(reply[name], reply) for name, fold in ask.fold.items()}
-        sent = {needed for fold in ask.fold.values() for needed in fold.needs} | set(ask.fold)
-        up = sum(reply[name][0].nbytes for name in sent)
-        for s, run in enumerate(group.runs):
-            answer = answers[run]
-            answer.ids.append(block.ids)
-            answer.bytes_up += up
-            for name, fold in ask.fold.items():
-                part = {k: v[s : s + 1] for k, v in parts[name].items()}
-                answer.parts[name] = fold.merge(answer.parts[name], part) if name in answer.parts else part
+        group.take(block.ids, {name: value.expand(len(group.runs), *value.shape[1:]) for name, value in reply.items()})
 
     def _private(self, run: int, name: str, fresh: Tensor) -> Tensor:
         """A run's private state, [M, ...]; what is asked for the first time starts fresh."""
@@ -106,6 +104,34 @@ class _Lockstep:
         own = [v.nbytes for v in self.ask.fresh.values()] + [v[:1].nbytes for v in self.ask.each.values()]
         self.bytes = sum(v.nbytes for v in tensors) + len(asks) * sum(own)  # that one client is sent and keeps
         self.item_size = max((v.element_size() for v in tensors), default=8)
+        self._parts: dict[str, Tensors] = {}
+        self._ids: list[Tensor] = []
+        self._up = 0
+
+    def take(self, ids: Tensor, reply: Tensors) -> None:
+        """Fold a block's replies, of all runs at once, into what came before."""
+        fold = self.ask.fold
+        for name, how in fold.items():
+            part = how.part(reply[name], reply)
+            self._parts[name] = how.merge(self._parts[name], part) if name in self._parts else part
+        sent = {needed for how in fold.values() for needed in how.needs} | set(fold)
+        self._up += sum(reply[name][0].nbytes for name in sent)
+        self._ids.append(ids)
+
+    def answers(self) -> dict[int, Answer]:
+        """Hand every run its own part."""
+        if not self._ids:
+            return {run: Answer({}, torch.zeros(0, dtype=torch.int64), 0) for run in self.runs}
+        ids, order = torch.cat(self._ids).sort()
+        for part in self._parts.values():
+            if "stack" in part:
+                part["stack"] = part["stack"][:, order]
+        return {
+            run: Answer(
+                {n: {k: v[s : s + 1] for k, v in part.items()} for n, part in self._parts.items()}, ids, self._up
+            )
+            for s, run in enumerate(self.runs)
+        }
 
 
 def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:
