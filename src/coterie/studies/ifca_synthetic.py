@@ -111,7 +111,7 @@ PANELS = {
 
 # Under a minute on two cores. Panel a keeps everything but the grid; the others also keep only the step that works.
 _QUICK = {
-    "a": replace(PANELS["a"], r=(0.1,), sigma=(0.1,), trials=2),
+    "a": replace(PANELS["a"], r=(0.1,), sigma=(0.1,), trials=1),
     "b": replace(PANELS["b"], r=(0.5,), sigma=(0.1,), steps=(1.0,), starts=5, rounds=60, trials=1),
     "c": replace(PANELS["c"], clients=(50, 100), rows=(100,), steps=(0.1,), starts=5, trials=1),
     "d": replace(PANELS["d"], clients=(100, 200), rows=(100,), steps=(1.0,), starts=5, rounds=100, trials=1),
