@@ -2,6 +2,9 @@
 """What several test files share."""
 
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on small problems threads cost more than they bring
+
 from pathlib import Path
 
 import pytest
