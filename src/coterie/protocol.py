@@ -13,10 +13,12 @@ A client function answers for many clients and several runs at once::
 The run axis S comes first (1 for a single run; restarts and step sizes that advance in lockstep make it longer), then
 the client axis C. What is not a tensor in `shared` (the model, a count of steps) is passed as it is. Of the reply only the
 fields named in `Ask.fold` leave the worker, each as a sum over clients or, where the paper needs it, stacked. A field that
-is the same for all runs may have a run axis of one.
+is the same for all runs may have a run axis of one. A reply that is a product over a client's rows, x^T g, may stay
+unformed (`RowProduct`): the sum over clients is then one product over all rows.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,6 +36,7 @@ __all__ = [
     "Fold",
     "Mean",
     "Replies",
+    "RowProduct",
     "Save",
     "Stack",
     "Step",
@@ -44,6 +47,8 @@ __all__ = [
 ]
 
 Tensors = dict[str, Tensor]
+
+_FEW = 32  # rows times clusters: up to here, multiplying zeros costs less than forming every client's value
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,51 @@ class Block:
         return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask)
 
 
+@dataclass(frozen=True)
+class RowProduct:
+    """A client's reply as a product over its rows, x^T g, not formed: see the folds.
+
+    Attributes
+    ----------
+    x : Tensor
+        [C, N, P], zero where a row is padding.
+    g : Tensor
+        [S, C, N, ...]
+    """
+
+    x: Tensor
+    g: Tensor
+
+    def formed(self) -> Tensor:
+        """Every client's own value.  [S, C, P, ...]"""
+        runs, clients, rows, *rest = self.g.shape
+        width = math.prod(rest)
+        g = self.g.reshape(runs, clients, rows, width).permute(1, 2, 0, 3).reshape(clients, rows, runs * width)
+        made = torch.bmm(self.x.transpose(1, 2), g).view(clients, self.x.shape[2], runs, width)
+        return made.permute(2, 0, 1, 3).reshape(runs, clients, self.x.shape[2], *rest)
+
+    def total(self) -> Tensor:
+        """The sum over clients, in one product over all rows.  [S, P, ...]"""
+        runs, clients, rows, *rest = self.g.shape
+        width = math.prod(rest)
+        g = self.g.reshape(runs, clients * rows, width).transpose(0, 1).reshape(clients * rows, runs * width)
+        made = self.x.flatten(0, 1).T @ g
+        return made.view(self.x.shape[2], runs, width).transpose(0, 1).reshape(runs, self.x.shape[2], *rest)
+
+    def times(self, weight: Tensor) -> "RowProduct":
+        """Every client's value times its weight.  weight [S, C]"""
+        return RowProduct(self.x, self.g * weight.to(self.g.dtype).view(*weight.shape, *(1,) * (self.g.dim() - 2)))
+
+    def expand(self, runs: int) -> "RowProduct":
+        """Repeat one run's value for several."""
+        return RowProduct(self.x, self.g.expand(runs, *self.g.shape[1:]))
+
+    @property
+    def bytes_per_run(self) -> int:
+        """What all clients' own values would take."""
+        return self.x.shape[0] * self.x.shape[2] * math.prod(self.g.shape[3:]) * self.g.element_size()
+
+
 class Step(Protocol):
     """A client function: module-level, importable, batched over runs and clients."""
 
@@ -103,7 +153,7 @@ class Step(Protocol):
 
     def __call__(
         self, shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
-    ) -> tuple[Tensors, Tensors]: ...
+    ) -> tuple[dict[str, Any], Tensors]: ...
 
 
 class Fold(Protocol):
@@ -136,9 +186,9 @@ class Sum(_Additive):
 
     needs: tuple[str, ...] = ()
 
-    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+    def part(self, value: "Tensor | RowProduct", reply: Tensors) -> Tensors:
         """Sum the block."""
-        return {"sum": value.sum(1)}
+        return {"sum": value.total() if isinstance(value, RowProduct) else value.sum(1)}
 
     def finish(self, part: Tensors) -> Tensor:
         """Hand over the sum."""
@@ -171,9 +221,11 @@ class WeightedMean(_Additive):
         """The weights."""
         return (self.by,)
 
-    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+    def part(self, value: "Tensor | RowProduct", reply: Tensors) -> Tensors:
         """Weighted sum and sum of weights."""
         w = reply[self.by]  # [S, C]
+        if isinstance(value, RowProduct):
+            return {"sum": value.times(w).total(), "weight": w.sum(1, dtype=torch.float64)}
         total = torch.einsum("sc,sc...->s...", w.to(value.dtype), value)
         return {"sum": total, "weight": w.sum(1, dtype=torch.float64)}
 
@@ -212,9 +264,16 @@ class ByCluster(_Additive):
         """The shares."""
         return (self.share,)
 
-    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+    def part(self, value: "Tensor | RowProduct", reply: Tensors) -> Tensors:
         """Share-weighted sums, and the sums of the shares."""
         share = reply[self.share]
+        if isinstance(value, RowProduct):
+            if not self.per_cluster and value.x.shape[1] * share.shape[2] <= _FEW:
+                spread = RowProduct(value.x, value.g[..., None] * share.to(value.g.dtype)[:, :, None])
+                total = spread.total().transpose(1, 2)  # [S, K, P]: who is not in a cluster counts with zeros
+                if bool(total.isfinite().all()):
+                    return {"sum": total, "weight": share.sum(1, dtype=torch.float64)}
+            value = value.formed()
         flat = value.reshape(*value.shape[: 2 + self.per_cluster], -1)
         w = share.to(value.dtype)
         if self.per_cluster:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.local import Training, client_losses, outputs, own_outputs, train
+from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves
 from coterie.local.least_squares import gram, ridge, solve_ridge
 from coterie.models import Dense, Model
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
@@ -56,7 +56,7 @@ def fedavg(
                 "training": training,
                 "by_rows": weighting == "rows",
             },
-            fold={"theta": WeightedMean("weight"), "loss": WeightedMean("n"), "n": Sum()},
+            fold={"update": WeightedMean("weight"), "loss": WeightedMean("n"), "n": Sum()},
             work=training.work(),
             scratch=model.n_outputs,
         )
@@ -64,8 +64,10 @@ def fedavg(
             state = replace(state, round=state.round + 1)
             yield Save(state, {"events": ["nobody answered"]})
             continue
-        change = float((got["theta"] - state.theta).norm() / state.theta.norm().clamp(min=1e-12))
-        state = replace(state, theta=got["theta"], round=state.round + 1, settled=bool(tol) and change <= tol)
+        change = float(got["update"].norm() / state.theta.norm().clamp(min=1e-12))
+        state = replace(
+            state, theta=state.theta + got["update"], round=state.round + 1, settled=bool(tol) and change <= tol
+        )
         yield Save(state, {"loss": float(got["loss"])})
     return state
 
@@ -132,15 +134,18 @@ def local_models(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
-def train_shared(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Train from the model that everybody got."""
+def train_shared(
+    shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
+) -> tuple[dict[str, Any], Tensors]:
+    """Train from the model that everybody got, and send how far it moved."""
     model, theta = shared["model"], shared["theta"]  # [S, P]
-    loss = client_losses(model, outputs(model, theta[:, None], data), data)[:, 0]  # [S, C]
+    scores = outputs(model, theta[:, None], data)[:, 0]  # [S, C, N, O]
+    loss = client_losses(model, scores, data)  # [S, C]
     start = theta[:, None].expand(-1, len(data.n), -1)
-    trained = train(model, start, data, shared["step_size"], shared["training"], shared["key"])
+    update = training_moves(model, start, scores, data, shared["step_size"], shared["training"], shared["key"])
     n = data.n.to(torch.float64).expand(len(theta), -1)
     weight = n if shared["by_rows"] else (n > 0).to(torch.float64)
-    return {"theta": trained, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
+    return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
 
 
 def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:

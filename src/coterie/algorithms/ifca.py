@@ -18,9 +18,9 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.algorithms.starts import Start, another_model, first_models
 from coterie.errors import ConfigError
-from coterie.local import Training, chosen, client_losses, outputs, train
+from coterie.local import Training, chosen, client_losses, outputs, train, training_moves
 from coterie.models import Dense, Model
-from coterie.protocol import Ask, Block, ByCluster, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, ByCluster, ClusterSums, Replies, RowProduct, Save, Sum, Tensors, WeightedMean
 
 __all__ = ["State", "assign_and_train", "ifca", "shared_parameters"]
 
@@ -53,6 +53,7 @@ def ifca(
     training: Training = Training(),  # noqa: B008  (frozen)
     decay: float = 1.0,
     weighting: Literal["clients", "rows"] = "clients",
+    average_over: Literal["cluster", "everyone"] = "cluster",
     shared_layers: tuple[str, ...] = (),
     soft: bool = False,
     temperature: float | None = None,
@@ -76,6 +77,9 @@ def ifca(
         Option II (clients train locally, as `training` says) or option I (clients send one gradient).
     weighting : {"clients", "rows"}
         Whether clients count alike in a cluster's mean (paper) or by their rows.
+    average_over : {"cluster", "everyone"}
+        Whether a model is averaged over its cluster (paper), or over everyone, where the others return it as it was: then
+        it moves by its cluster's share (Su, Xu, Yang, NeurIPS 2022, Lemma 1). Gradients are always averaged over everyone.
     shared_layers : tuple of str
         Layers (by the beginning of their names) that are averaged over everyone; the rest is per cluster.
     soft : bool
@@ -128,7 +132,9 @@ def ifca(
             state = replace(state, round=state.round + 1)
             yield Save(state, {"events": ["nobody answered"]})
             continue
-        theta = _server_step(state.theta, got["update"], gamma if averaging == "gradient" else None, common)
+        over_all = averaging == "gradient" or average_over == "everyone"
+        length = -gamma if averaging == "gradient" else 1.0
+        theta = _server_step(state.theta, got["update"], length, over_all, common)
         empty = torch.where(got["count"] > 0, 0, state.empty + 1)
         unseen = torch.where(got["count"] > 0, 0, state.unseen + got["count"].sum())
         noise = state.temperature
@@ -146,15 +152,15 @@ def ifca(
     return state
 
 
-def _server_step(theta: Tensor, got: Any, gamma: float | None, common: Tensor) -> Tensor:
-    """Alg. 1, line 14 (gradients, when there is a gamma) or line 15 (models)."""
-    share = (got.weight / got.weight.sum()).to(theta.dtype)  # [K] of all participants
-    over_all = got.sum.sum(0) / got.weight.sum().to(theta.dtype)  # [P] mean over everyone, whatever the cluster
-    if gamma is not None:
-        held = share @ theta  # mean of the models that participants hold: common layers are one after the first round
-        step = got.sum / got.weight.sum().to(theta.dtype)  # divided by all participants, not by the cluster
-        return torch.where(common, held - gamma * over_all, theta - gamma * step)
-    return torch.where(common, over_all, got.mean_or(theta))
+def _server_step(theta: Tensor, got: ClusterSums, length: float, over_all: bool, common: Tensor) -> Tensor:
+    """Alg. 1, line 14 (gradients: -gamma times their sum, divided by all participants) or line 15 (models).
+
+    Clients send how far their model moved, so that a cluster's mean model is its old one plus their mean.
+    """
+    everyone = got.weight.sum().to(theta.dtype)
+    moved = got.sum / everyone if over_all else got.mean_or(torch.zeros_like(theta))
+    held = (got.weight / got.weight.sum()).to(theta.dtype) @ theta  # [P] mean of the models that participants hold
+    return torch.where(common, held + length * got.sum.sum(0) / everyone, theta + length * moved)
 
 
 def _reseed(state: State, model: Model, start: Start, seed: int) -> Generator[Ask | Save, Replies | None, Any]:
@@ -190,7 +196,7 @@ def _relative_change(new: Tensor, old: Tensor) -> float:
 # -- on the client ----------------------------------------------------------------------------------------------------
 def assign_and_train(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
-) -> tuple[Tensors, Tensors]:
+) -> tuple[dict[str, Any], Tensors]:
     """Alg. 1, lines 6 to 11: choose the best model, then a gradient or local training from it."""
     model, theta = shared["model"], shared["theta"]  # theta [S, K, P]
     scores = outputs(model, theta, data)  # [S, K, C, N, O]
@@ -199,7 +205,7 @@ def assign_and_train(
     present = (data.n > 0).to(theta.dtype)
     if shared["soft"]:
         share = _posterior(loss, data.n, shared["temperature"])  # [S, C, K]
-        update = _soft_updates(shared, scores, data)  # [S, C, K, P]
+        update: Tensor | RowProduct = _soft_updates(shared, scores, data)  # [S, C, K, P]
     else:
         share = one_hot(label, theta.shape[1]).to(theta.dtype)  # line 7
 
@@ -221,14 +227,14 @@ def assign_and_train(
 
 def _update(
     shared: dict[str, Any], own: Callable[[], Tensor], scores: Tensor, data: Block, step_size: Tensor, key: Tensor
-) -> Tensor:
-    """Line 9 (a gradient) or line 11 (LocalUpdate), from each client's own model.  own() [S, C, P] -> [S, C, P]
+) -> Tensor | RowProduct:
+    """Line 9 (a gradient) or line 11 (how far LocalUpdate moves), from each client's own model.  -> [S, C, P]
 
     The model is handed over as a function because a linear model's gradient follows from its outputs: no copy is made.
     """
     model, how = shared["model"], shared["training"]
     if shared["averaging"] == "model":
-        return train(model, own(), data, step_size, how, key)
+        return training_moves(model, own(), scores, data, step_size, how, key)
     if how.batch_size is None and isinstance(model, Dense) and model.is_linear:
         return model.linear_gradient(scores, data.x, data.target, data.weights, own() if model.l2 else None)
     if how.batch_size is None:
@@ -247,6 +253,7 @@ def _soft_updates(shared: dict[str, Any], scores: Tensor, data: Block) -> Tensor
         return theta.flatten(0, 1)[:, None].expand(-1, len(data.n), -1)  # type: ignore[no-any-return]  # [S K, C, P]
 
     made = _update(shared, every, scores.flatten(0, 1), data, steps, key)
+    made = made.formed() if isinstance(made, RowProduct) else made
     return made.view(runs, clusters, -1, size).transpose(1, 2)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.protocol import Ask, Block, Tensors
+from coterie.protocol import Ask, Block, RowProduct, Tensors
 
 __all__ = ["Answer", "Worker"]
 
@@ -79,7 +79,7 @@ class Worker:
         for name, value in private.items():
             for s, run in enumerate(group.runs):
                 self.private[run][name][block.ids] = value[s]
-        group.take(block.ids, {name: value.expand(len(group.runs), *value.shape[1:]) for name, value in reply.items()})
+        group.take(block.ids, {name: _for_all(value, len(group.runs)) for name, value in reply.items()})
 
     def _private(self, run: int, name: str, fresh: Tensor) -> Tensor:
         """A run's private state, [M, ...]; what is asked for the first time starts fresh."""
@@ -115,7 +115,7 @@ class _Lockstep:
             part = how.part(reply[name], reply)
             self._parts[name] = how.merge(self._parts[name], part) if name in self._parts else part
         sent = {needed for how in fold.values() for needed in how.needs} | set(fold)
-        self._up += sum(reply[name][0].nbytes for name in sent)
+        self._up += sum(_bytes(reply[name]) for name in sent)
         self._ids.append(ids)
 
     def answers(self) -> dict[int, Answer]:
@@ -132,6 +132,16 @@ class _Lockstep:
             )
             for s, run in enumerate(self.runs)
         }
+
+
+def _for_all(value: Any, runs: int) -> Any:
+    """Repeat what is the same for all runs."""
+    return value.expand(runs) if isinstance(value, RowProduct) else value.expand(runs, *value.shape[1:])
+
+
+def _bytes(value: Any) -> int:
+    """What the clients of a block would send in one run."""
+    return value.bytes_per_run if isinstance(value, RowProduct) else int(value[0].nbytes)
 
 
 def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:

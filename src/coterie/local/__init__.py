@@ -2,6 +2,7 @@
 """Client work that several algorithms share, batched over runs and clients."""
 
 from coterie.local.assess import chosen, client_losses, outputs, own_outputs
+from coterie.local.row_space import training_moves
 from coterie.local.sgd import Training, train
 
-__all__ = ["Training", "chosen", "client_losses", "outputs", "own_outputs", "train"]
+__all__ = ["Training", "chosen", "client_losses", "outputs", "own_outputs", "train", "training_moves"]

@@ -4,10 +4,11 @@
 import torch
 from torch import Tensor
 
-from coterie.models import Dense
+from coterie.errors import ConfigError
+from coterie.models import Dense, Model
 from coterie.protocol import Block
 
-__all__ = ["gram", "ridge", "solve_ridge"]
+__all__ = ["gram", "proximal_step", "ridge", "solve_ridge"]
 
 
 def ridge(model: Dense, data: Block, l2: float) -> Tensor:
@@ -31,6 +32,31 @@ def ridge(model: Dense, data: Block, l2: float) -> Tensor:
     if not model.intercept:
         return weights
     return torch.cat([weights, (y_mean - (x_mean * weights).sum(1))[:, None]], 1)
+
+
+def proximal_step(model: Model, theta: Tensor, data: Block, mu: float) -> Tensor:
+    """Minimise every client's loss plus mu/2 |theta' - theta|^2, from its own model.  theta [C, P] -> [C, P]
+
+    With A = X^T X / n, r the residuals and l the ridge penalty, the step solves (2 A + mu + l) d = 2 X^T r / n - l theta.
+    Clients with fewer rows than parameters are better off in `row_space.py`, where the n x n dual is solved.
+    """
+    if not isinstance(model, Dense) or not model.is_linear or model.loss != "squared":
+        raise ConfigError("an exact proximal step needs linear regression", "train in steps: exact=False")
+    if not mu > 0:
+        raise ConfigError(f"an exact proximal step with mu = {mu:g} is not defined", "give proximal above 0")
+    x = data.x if not model.intercept else torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)
+    x = x * (2 * data.weights).sqrt()[..., None]  # [C, N, P] so that x^T x = 2 A
+    damping = torch.full((x.shape[-1],), mu, dtype=x.dtype)
+    pull = torch.zeros_like(theta)
+    if model.l2:
+        slopes = slice(0, data.x.shape[-1])  # the intercept is not penalised
+        damping[slopes] += model.l2
+        pull[:, slopes] = model.l2 * theta[:, slopes]
+    y = data.target * (2 * data.weights).sqrt()
+    b = torch.einsum("cnp,cn->cp", x, y - torch.einsum("cnp,cp->cn", x, theta)) - pull
+    a = torch.bmm(x.transpose(1, 2), x) + torch.diag(damping)
+    step: Tensor = torch.linalg.solve(a, b)
+    return theta + step
 
 
 def gram(model: Dense, data: Block) -> Tensor:

@@ -3,8 +3,8 @@
 
 Ghosh et al., NeurIPS 2020, Section 6.2 and Table 1. What the three data sets differ in stands in rotated_tasks.py.
 
-IFCA starts from `spread` unless asked otherwise. On rotated MNIST (80 clients x 100 images and 160 x 50, raw pixels, seeds 0 to
-19) it placed every client right within three rounds in all 40 runs, while `balanced` lost a cluster in 3 of 20 and one
+IFCA starts from `spread` unless asked otherwise. On rotated MNIST (80 clients x 100 images and 160 x 50, raw pixels, seeds 0
+to 19) it placed every client right within three rounds in all 40 runs, while `balanced` lost a cluster in 3 of 20 and one
 random start in 1 of 5. With `random` and `balanced`, empty clusters are not reseeded: that is the paper's algorithm.
 """
 
