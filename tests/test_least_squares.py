@@ -10,8 +10,9 @@ import torch
 from sklearn.linear_model import LinearRegression, Ridge
 from torch import Tensor
 
-from coterie.local.least_squares import gram, ridge, solve_ridge
-from coterie.models import linear_regression
+from coterie.errors import ConfigError
+from coterie.local.least_squares import gram, proximal_step, ridge, solve_ridge
+from coterie.models import Dense, linear_regression, softmax_regression
 from coterie.protocol import Block
 from helpers import one_block, ragged
 
@@ -102,6 +103,67 @@ def test_ridge_is_where_the_gradient_of_training_with_the_halved_penalty_vanishe
     model = linear_regression(D, l2=l2)
     gradient = model.gradient(theta[None], block.x, block.target, block.weights)
     assert gradient.abs().max() < 1e-7
+
+
+# -- the proximal step ------------------------------------------------------------------------------------------------
+def starts(n: int, size: int) -> Tensor:
+    return torch.randn(n, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("l2", [0.0, 0.4])
+@pytest.mark.parametrize("mu", [1e-3, 2.0])
+@pytest.mark.parametrize("counts", [LONG, SHORT, MIXED], ids=["long", "short", "mixed"])
+def test_the_proximal_step_is_least_squares_with_rows_for_its_penalties(
+    counts: tuple[int, ...], mu: float, l2: float, intercept: bool
+) -> None:
+    block, model = clients(counts), linear_regression(D, intercept=intercept, l2=l2)
+    p = model.n_parameters
+    theta = starts(len(counts), p)
+    got = proximal_step(model, theta, block, mu)
+    penalised = np.eye(p)[:D]  # not the intercept
+    for c, n in enumerate(block.n.tolist()):
+        if n == 0:
+            continue
+        # mean (y - z w)^2 + mu/2 |w - theta|^2 + l2/2 |w without intercept|^2, as one sum of squares.
+        x, y = rows_of(block, c)
+        z = np.column_stack([x, np.ones(n)]) if intercept else x
+        a = np.vstack([z / np.sqrt(n), np.sqrt(mu / 2) * np.eye(p), np.sqrt(l2 / 2) * penalised])
+        b = np.concatenate([y / np.sqrt(n), np.sqrt(mu / 2) * theta[c].numpy(), np.zeros(D)])
+        want = torch.from_numpy(np.linalg.lstsq(a, b, rcond=None)[0])
+        # With mu = 1e-3 and fewer rows than features the system's condition is about 1e5.
+        torch.testing.assert_close(got[c], want, rtol=1e-9, atol=1e-9)
+
+
+def test_the_proximal_step_by_hand() -> None:
+    # One row x = 2, y = 6, from theta = 1 with mu = 2: minimise (6 - 2 w)^2 + (w - 1)^2, so w = 13 / 5.
+    block = one_block(ragged([torch.tensor([[2.0]]).double()], [torch.tensor([6.0]).double()]))
+    got = proximal_step(linear_regression(1, intercept=False), torch.ones(1, 1, dtype=torch.float64), block, 2.0)
+    assert got.item() == pytest.approx(13 / 5)
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.4])
+def test_a_client_without_rows_does_not_step(l2: float) -> None:
+    block, theta = clients(MIXED), starts(len(MIXED), D + 1)
+    got = proximal_step(linear_regression(D, l2=l2), theta, block, 0.5)
+    assert int(block.n[0]) == 0
+    assert torch.equal(got[0], theta[0])  # not even towards zero
+    assert not torch.isclose(got[1:], theta[1:]).all(1).any()
+
+
+@pytest.mark.parametrize(
+    "model", [Dense((D, 4, 1), "squared"), softmax_regression(D, 3)], ids=["hidden layer", "classes"]
+)
+def test_a_proximal_step_without_a_closed_form_is_refused(model: Dense) -> None:
+    with pytest.raises(ConfigError, match="needs linear regression") as caught:
+        proximal_step(model, starts(len(LONG), model.n_parameters), clients(LONG), 1.0)
+    assert "exact=False" in caught.value.hint
+
+
+@pytest.mark.parametrize("mu", [0.0, -1.0, float("nan")])
+def test_a_proximal_step_without_a_positive_mu_is_refused(mu: float) -> None:
+    with pytest.raises(ConfigError, match="is not defined"):
+        proximal_step(linear_regression(D), starts(len(LONG), D + 1), clients(LONG), mu)
 
 
 # -- sums of products -------------------------------------------------------------------------------------------------

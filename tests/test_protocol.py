@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folds against plain loops, whatever the blocks are cut into."""
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +15,9 @@ from coterie.protocol import (
     Block,
     ByCluster,
     ClusterSums,
-    Fold,
     Mean,
     Replies,
+    RowProduct,
     Stack,
     Sum,
     Tensors,
@@ -44,12 +45,17 @@ def replies(shape: tuple[int, ...], seed: int = 0) -> Tensors:
     }
 
 
-def folded(fold: Fold, reply: Tensors, field: str, cuts: list[int]) -> list[Any]:
+def of_clients(value: Any, i: int, j: int) -> Any:
+    """A block's part of a reply."""
+    return RowProduct(value.x[i:j], value.g[:, i:j]) if isinstance(value, RowProduct) else value[:, i:j]
+
+
+def folded(fold: Any, reply: dict[str, Any], field: str, cuts: list[int]) -> list[Any]:
     """Fold block by block, as a worker does, and finish each run."""
     edges = [0, *cuts, CLIENTS]
     merged: Tensors | None = None
     for i, j in pairwise(edges):
-        block = {name: value[:, i:j] for name, value in reply.items()}
+        block = {name: of_clients(value, i, j) for name, value in reply.items()}
         part = fold.part(block[field], block)
         merged = part if merged is None else fold.merge(merged, part)
     assert merged is not None
@@ -161,6 +167,104 @@ def test_parts_merge_in_any_tree() -> None:
     left, right = fold.merge(fold.merge(a, b), c), fold.merge(a, fold.merge(c, b))
     for name in left:
         torch.testing.assert_close(left[name], right[name])
+
+
+# -- products over rows -----------------------------------------------------------------------------------------------
+P = 4
+# Rows of the longest client; with three clusters, 10 is the last for which clusters are spread out before the product.
+lengths = st.sampled_from([0, 1, 2, 10, 11])
+
+
+def product(rows: int, shape: tuple[int, ...], seed: int = 1) -> RowProduct:
+    """Unformed replies [S, C, P, ...] of six clients, of which the third has no rows and others are padded."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(CLIENTS, rows, P, generator=draw, dtype=torch.float64)
+    for c, n in enumerate([rows, rows // 2, 0, rows, min(1, rows), rows]):
+        x[c, n:] = 0
+    return RowProduct(x, torch.randn(RUNS, CLIENTS, rows, *shape, generator=draw, dtype=torch.float64))
+
+
+@cache
+def row_by_row(rows: int, shape: tuple[int, ...]) -> Tensor:
+    """What every client would send of `product`: the sum of its rows' outer products.  [S, C, P, ...]"""
+    value = product(rows, shape)
+    out = torch.zeros(RUNS, CLIENTS, P, *value.g.shape[3:], dtype=torch.float64)
+    for s in range(RUNS):
+        for c in range(CLIENTS):
+            for n in range(value.x.shape[1]):
+                out[s, c] += torch.tensordot(value.x[c, n, None], value.g[s, c, n, None], dims=([0], [0]))
+    return out
+
+
+@given(lengths, shapes)
+def test_a_product_over_rows_is_that_of_a_loop(rows: int, shape: tuple[int, ...]) -> None:
+    value = product(rows, shape)
+    want = row_by_row(rows, shape)
+    torch.testing.assert_close(value.formed(), want)
+    torch.testing.assert_close(value.total(), want.sum(1))
+    weight = replies(())["weight"]
+    lead = (RUNS, CLIENTS, *(1,) * (1 + len(shape)))
+    torch.testing.assert_close(value.times(weight).formed(), weight.view(lead) * want)
+    assert value.bytes_per_run == want[0].nbytes
+    one = RowProduct(value.x, value.g[:1])
+    torch.testing.assert_close(one.expand(RUNS).formed(), want[:1].expand(RUNS, *want.shape[1:]))
+
+
+@given(lengths, shapes, cuts)
+def test_a_product_over_rows_folds_as_if_it_were_formed(rows: int, shape: tuple[int, ...], at: list[int]) -> None:
+    value = product(rows, shape)
+    unformed = {**replies(()), "value": value}
+    formed = {**unformed, "value": row_by_row(rows, shape)}
+    for fold in (Sum(), WeightedMean("weight")):
+        for got, want in zip(folded(fold, unformed, "value", at), folded(fold, formed, "value", at), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+@given(lengths, shapes, cuts, st.sampled_from(["hard", "soft"]))
+def test_products_over_rows_by_cluster_fold_as_if_they_were_formed(
+    rows: int, shape: tuple[int, ...], at: list[int], share: str
+) -> None:
+    value = product(rows, shape)
+    unformed = {**replies(()), "value": value}
+    formed = {**unformed, "value": row_by_row(rows, shape)}
+    fold = ByCluster(share)
+    for got, want in zip(folded(fold, unformed, "value", at), folded(fold, formed, "value", at), strict=True):
+        torch.testing.assert_close(got.sum, want.sum)
+        torch.testing.assert_close(got.weight, want.weight)
+
+
+@pytest.mark.parametrize("fold", [Sum(), WeightedMean("weight"), ByCluster("hard")], ids=["sum", "mean", "clusters"])
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
+def test_a_block_without_clients_adds_nothing(fold: Any, shape: tuple[int, ...]) -> None:
+    value = product(3, shape)
+    reply = {**replies(()), "value": value}
+    nobody = {name: of_clients(v, 0, 0) for name, v in reply.items()}
+    alone, empty = fold.part(value, reply), fold.part(nobody["value"], nobody)
+    for name, merged in fold.merge(alone, empty).items():
+        assert torch.equal(merged, alone[name])
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("rows", [2, 11], ids=["spread", "formed"])
+def test_a_product_that_diverged_spoils_its_own_cluster_only(bad: float, rows: int) -> None:
+    value, reply = product(rows, ()), replies(())
+    want = folded(ByCluster("hard"), {**reply, "value": value}, "value", [3])
+    value.g[0, 1, 0] = bad
+    got = folded(ByCluster("hard"), {**reply, "value": value}, "value", [3])
+    assert not got[0].sum[2].isfinite().any()  # client 1 is in cluster 2
+    torch.testing.assert_close(got[0].sum[:2], want[0].sum[:2])
+    torch.testing.assert_close(got[1].sum, want[1].sum)
+
+
+@pytest.mark.parametrize("rows", [2, 11], ids=["spread", "formed"])
+def test_products_keep_their_precision_and_weights_count_in_double(rows: int) -> None:
+    value = product(rows, ())
+    reply: dict[str, Any] = {name: v.float() for name, v in replies(()).items()}
+    reply["value"] = RowProduct(value.x.float(), value.g.float())
+    by_cluster = folded(ByCluster("hard"), reply, "value", [3])[0]
+    assert (by_cluster.sum.dtype, by_cluster.weight.dtype) == (torch.float32, torch.float64)
+    assert folded(Sum(), reply, "value", [3])[0].dtype == torch.float32
+    assert folded(WeightedMean("weight"), reply, "value", [3])[0].dtype == torch.float32
 
 
 def test_replies_give_fields_by_name_and_count_who_answered() -> None:

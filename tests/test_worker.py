@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.engines.worker import Answer, Worker
-from coterie.protocol import Ask, Block, ByCluster, Fold, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, ByCluster, Fold, Mean, RowProduct, Stack, Sum, Tensors, WeightedMean
 from helpers import ragged
 
 CALLS: list[tuple[int, list[int]]] = []  # runs and clients of every call of `score`
@@ -169,6 +169,46 @@ def test_bytes_up_are_those_of_the_replies_that_are_folded_or_weigh() -> None:
     assert [two[run].bytes_up for run in (0, 1)] == [2 * 3 * 8] * 2  # n once, though two folds need it
     worker.block_bytes = 1
     assert worker.answer({0: ask(1, 0)}, EVERYONE)[0].bytes_up == 80
+
+
+def moments(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[dict[str, Any], Tensors]:
+    """x^T g with g = theta for every row, unformed, or formed if asked; `common` is the same for all runs."""
+    g = shared["theta"][:, None, None].expand(-1, *data.x.shape[:2], -1)  # [S, C, N, 3]
+    made, common = RowProduct(data.x, g), RowProduct(data.x, torch.ones(1, *data.x.shape[:2], dtype=data.x.dtype))
+    reply: dict[str, Any] = {"made": made, "common": common}
+    if shared["formed"]:
+        reply = {name: value.formed() for name, value in reply.items()}
+    return {**reply, "n": data.n.double().expand(len(g), -1)}, {}
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 20], ids=["a client a block", "one block"])
+@pytest.mark.parametrize("fold", [Sum(), WeightedMean("n")], ids=["sum", "mean"])
+def test_unformed_products_are_folded_and_their_bytes_counted_as_if_they_were_formed(
+    fold: Fold, block_bytes: int
+) -> None:
+    worker = clients()
+    worker.block_bytes = block_bytes
+    theta = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 0.5]], dtype=torch.float64)
+    got, want = (
+        worker.answer(
+            {
+                run: Ask(moments, {"theta": theta[run], "formed": formed}, {"made": fold, "common": fold})
+                for run in (0, 1)
+            },
+            EVERYONE,
+        )
+        for formed in (False, True)
+    )
+    weights = 0 if isinstance(fold, Sum) else 5 * 8
+    for run in (0, 1):
+        # A client's own values: two features times three columns, and two features; clients without rows answer too.
+        assert got[run].bytes_up == want[run].bytes_up == 5 * (2 * 3 + 2) * 8 + weights
+        for name in ("made", "common"):
+            assert got[run].parts[name]["sum"].shape[0] == 1
+            torch.testing.assert_close(got[run].parts[name], want[run].parts[name])
+    if isinstance(fold, Sum):  # rows sum to (1, 10) + (2, 20) + (4, 40) + (5, 50)
+        assert got[0].parts["made"]["sum"].tolist() == [[[12.0, 24.0, 36.0], [120.0, 240.0, 360.0]]]
+        assert got[1].parts["common"]["sum"].tolist() == [[12.0, 120.0]]
 
 
 def test_nobody_answers_nothing() -> None:

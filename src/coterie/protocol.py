@@ -269,8 +269,9 @@ class ByCluster(_Additive):
         share = reply[self.share]
         if isinstance(value, RowProduct):
             if not self.per_cluster and value.x.shape[1] * share.shape[2] <= _FEW:
-                spread = RowProduct(value.x, value.g[..., None] * share.to(value.g.dtype)[:, :, None])
-                total = spread.total().transpose(1, 2)  # [S, K, P]: who is not in a cluster counts with zeros
+                every = share.view(*share.shape[:2], *(1,) * (value.g.dim() - 2), share.shape[2])
+                spread = RowProduct(value.x, value.g[..., None] * every.to(value.g.dtype))
+                total = spread.total().movedim(-1, 1)  # [S, K, P, ...]: who is not in a cluster counts with zeros
                 if bool(total.isfinite().all()):
                     return {"sum": total, "weight": share.sum(1, dtype=torch.float64)}
             value = value.formed()

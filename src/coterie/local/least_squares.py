@@ -51,7 +51,7 @@ def proximal_step(model: Model, theta: Tensor, data: Block, mu: float) -> Tensor
     if model.l2:
         slopes = slice(0, data.x.shape[-1])  # the intercept is not penalised
         damping[slopes] += model.l2
-        pull[:, slopes] = model.l2 * theta[:, slopes]
+        pull[:, slopes] = model.l2 * theta[:, slopes] * (data.n > 0)[:, None]  # without rows, a client stays
     y = data.target * (2 * data.weights).sqrt()
     b = torch.einsum("cnp,cn->cp", x, y - torch.einsum("cnp,cp->cn", x, theta)) - pull
     a = torch.bmm(x.transpose(1, 2), x) + torch.diag(damping)

@@ -52,6 +52,8 @@ def training_moves(
 def _suits(model: Dense, how: Training, data: Block) -> bool:
     if not model.is_linear or model.loss != "squared" or model.l2 or how.batch_size is not None or how.momentum:
         return False
+    if how.exact and not how.proximal > 0:  # `train` refuses it
+        return False
     passes = how.steps if how.epochs is None else how.epochs
     return data.x.shape[1] <= (model.n_parameters if how.exact else min(_ROWS_PER_STEP * passes, model.n_parameters))
 
