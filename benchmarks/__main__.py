@@ -11,9 +11,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import local_training, lockstep, many_clients
+from benchmarks import local_training, lockstep, many_clients, moment_descent
 
-BENCHES = {"lockstep": lockstep.run, "local-training": local_training.run, "many-clients": many_clients.run}
+BENCHES = {
+    "lockstep": lockstep.run,
+    "local-training": local_training.run,
+    "many-clients": many_clients.run,
+    "moment-descent": moment_descent.run,
+}
 
 
 def main() -> None:

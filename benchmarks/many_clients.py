@@ -62,11 +62,11 @@ def _measure(clients: int) -> dict:
         begin = time.perf_counter()
         InProcess(rows).run([program])
         out[averaging] = (time.perf_counter() - begin) / ROUNDS
-    out["peak"] = _peak_bytes() / 1e9
+    out["peak"] = peak_bytes() / 1e9
     return out
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Peak resident memory of this process alone (getrusage would count what the parent held when it forked)."""
     status = Path("/proc/self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
