@@ -85,6 +85,74 @@ def test_two_local_steps_match_hand_calculation() -> None:
     assert state.theta[:, 0].tolist() == pytest.approx([0.84, (4.84 + 3.85) / 2])
 
 
+def test_one_round_of_averaging_over_everyone_matches_hand_calculation() -> None:
+    # As above a makes 0.84 of 0, b 4.84 and c 3.85 of 4; those who chose the other model return it as it was.
+    options: dict[str, Any] = {"average_over": "everyone", "training": Training(steps=2)}
+    state, finished, _ = after(given(0.0, 4.0), THREE, weighting="rows", **options)
+    assert state.theta[:, 0].tolist() == pytest.approx([(1 * 0.84 + 3 * 0) / 4, (1 * 4 + 1 * 4.84 + 2 * 3.85) / 4])
+    assert finished.rounds[-1].info["sizes"] == [1, 2]
+    state, _, _ = after(given(0.0, 4.0), THREE, **options)  # clients alike
+    assert state.theta[:, 0].tolist() == pytest.approx([(0.84 + 0 + 0) / 3, (4 + 4.84 + 3.85) / 3])
+
+
+def test_one_round_of_exact_fedprox_over_everyone_matches_hand_calculation() -> None:
+    # With mu = 2, a: (1 - w)^2 + w^2, so 1/2. b: (5 - w)^2 + (w - 4)^2, so 9/2.
+    # c: ((3 - w)^2 + (8 - 2 w)^2) / 2 + (w - 4)^2, so 7 w = 3 + 16 + 8 = 27.
+    options: dict[str, Any] = {"weighting": "rows", "training": Training(exact=True, proximal=2.0)}
+    state, _, _ = after(given(0.0, 4.0), THREE, average_over="everyone", **options)
+    assert state.theta[:, 0].tolist() == pytest.approx([0.5 / 4, (4 + 4.5 + 2 * 27 / 7) / 4])
+    state, _, _ = after(given(0.0, 4.0), THREE, average_over="cluster", **options)
+    assert state.theta[:, 0].tolist() == pytest.approx([0.5, (4.5 + 2 * 27 / 7) / 3])
+
+
+def lemma_1(data: Federation, theta: np.ndarray, eta: float, s: int | None, temperature: float | None) -> np.ndarray:
+    """Equation (11) of Su, Xu, Yang with its matrices written out; s None is FedProx, a temperature soft labels."""
+    there = [i for i, x in enumerate(data.xs) if len(x)]
+    zs = [np.column_stack([data.xs[i].numpy(), np.ones(len(data.xs[i]))]) for i in there]
+    y = np.concatenate([data.ys[i].numpy() for i in there])
+    starts = np.cumsum([0, *(len(z) for z in zs)])
+    phi, P, Lambda = np.vstack(zs), np.zeros((len(y), len(y))), np.zeros((len(theta), len(y)))
+    for z, i in zip(zs, starts, strict=False):
+        n = len(z)
+        own, gram = slice(i, i + n), eta * z @ z.T / n
+        powers = [np.linalg.matrix_power(np.eye(n) - gram, power) for power in range(s or 0)]
+        P[own, own] = np.linalg.inv(np.eye(n) + gram) if s is None else sum(powers)
+        squares = ((z @ theta.T - y[own, None]) ** 2).sum(0)  # eq. (8)
+        share = np.exp(-(squares - squares.min()) / (temperature or 1e-9))
+        Lambda[:, own] = (share / share.sum())[:, None]
+    B = phi.T @ P / len(y)
+    return np.stack([theta[j] - eta * B @ (Lambda[j] * (phi @ theta[j] - y)) for j in range(len(theta))])
+
+
+@pytest.mark.parametrize("temperature", [None, 30.0], ids=["hard", "soft"])
+@pytest.mark.parametrize("s", [1, 5, None], ids=["one step", "five steps", "fedprox"])
+def test_averaging_over_everyone_is_lemma_1(s: int | None, temperature: float | None) -> None:
+    data, theta, eta = federation(), LINE.initial(2, torch.Generator().manual_seed(3)), 0.1
+    # The paper's loss is half of ours: its eta is twice our step, and FedProx's mu is 2 / eta.
+    how = Training(exact=True, proximal=2 / eta) if s is None else Training(steps=s)
+    soft: dict[str, Any] = {} if temperature is None else {"soft": True, "temperature": temperature}
+    state, _, _ = after(
+        Start("warm", theta=theta), data, model=LINE, rounds=4, step_size=eta / 2, training=how, weighting="rows",
+        average_over="everyone", **soft,
+    )  # fmt: skip
+    want = theta.numpy()
+    for _ in range(4):
+        want = lemma_1(data, want, eta, s, temperature)
+    np.testing.assert_allclose(state.theta.numpy(), want, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_are_averaged_over_everyone_either_way() -> None:
+    options: dict[str, Any] = {"averaging": "gradient", "rounds": 3, "weighting": "rows"}
+    one, _, _ = after(given(0.0, 4.0), THREE, average_over="everyone", **options)
+    other, _, _ = after(given(0.0, 4.0), THREE, average_over="cluster", **options)
+    assert torch.equal(one.theta, other.theta)
+
+
+def test_an_empty_cluster_keeps_its_model_when_everyone_counts() -> None:
+    state, _, _ = after(given(0.0, 4.0, 1e3), THREE, average_over="everyone", weighting="rows", rounds=3)
+    assert state.theta[2].tolist() == [1e3]
+
+
 def test_the_step_size_decays_every_round() -> None:
     state, _, _ = after(given(0.0, 4.0), THREE, averaging="gradient", rounds=2, decay=0.5)
     # From (0.2, 4.1) with 0.15: a 2 (0.2 - 1) = -1.6; b 2 (4.1 - 5) = -1.8; c mean(2 * 1.1, 4 * 0.2) = 1.5.

@@ -182,6 +182,7 @@ def _centres(local: Tensor, chosen: Tensor, delta: float) -> Tensor:
         return local.median(0).values[None]
     between = torch.cdist(centres, centres) + torch.diag(torch.full((len(chosen),), math.inf, dtype=local.dtype))
     near, nearest = torch.cdist(local, centres).min(1)  # [A]
+    near[chosen], nearest[chosen] = 0.0, torch.arange(len(chosen))  # however near to another, it stands for its own
     reach = between.min() / 2 if not delta else torch.tensor(delta / 2)
     return torch.stack([local[(nearest == k) & ((near <= reach) | (near == 0))].mean(0) for k in range(len(chosen))])
 
