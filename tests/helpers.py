@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from coterie.algorithms import fedavg as fed
 from coterie.algorithms import ifca as clustered
+from coterie.algorithms import moment_descent as moments
+from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.starts import Start
 from coterie.data.ragged import Layout, Ragged
 from coterie.engines.in_process import Finished, InProcess
+from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
 from coterie.models import Dense, linear_regression, softmax_regression
 from coterie.protocol import Algorithm, Ask, Block
@@ -138,6 +142,20 @@ def spying(program: Program, states: list[Any]) -> Program:
     return spied
 
 
+def overhear(patch: pytest.MonkeyPatch) -> list[tuple[Ask, Answer]]:
+    """Make a list that everything goes on that is sent to clients and comes back."""
+    seen: list[tuple[Ask, Answer]] = []
+    original = Worker.answer
+
+    def answer(self: Worker, asks: Any, ids: Tensor) -> dict[int, Answer]:
+        answers = original(self, asks, ids)
+        seen.extend((asks[run], answers[run]) for run in asks)
+        return answers
+
+    patch.setattr(Worker, "answer", answer)
+    return seen
+
+
 def run_one(program: Program, rows: Ragged, **engine: Any) -> tuple[Any, Finished, InProcess]:
     """Run a program alone: its last state, all that happened, and the engine."""
     made = InProcess(rows, **engine)
@@ -181,10 +199,16 @@ class Case:
         Classes of the target, 0 for a real-valued one.
     minibatch : bool
         Whether clients draw rows, so that the seed and the clients' names matter beyond the start.
-    weight : {"clients", "rows", "none"}
-        How clients count: alike, by their rows, or not at all because nothing is averaged.
+    lots : bool
+        Whether clients draw lots by their names for what only some are asked, so that seed and names matter.
+    weight : {"clients", "rows", "pairs", "none"}
+        How clients count: alike, by their rows, by pairs of their rows, or not at all because nothing is averaged.
     draws_clients : bool
-        Whether the server draws clients by number, so that a further client changes the draw.
+        Whether the server draws clients, or for clients, by number, so that a further client changes the draw.
+    numbers : tuple of str
+        Fields of the state that are clients' numbers.
+    descends : bool
+        Whether it begins with moment descent, which counts `descents` in place of rounds.
     """
 
     name: str
@@ -192,8 +216,11 @@ class Case:
     state_type: type
     classes: int = 0
     minibatch: bool = False
+    lots: bool = False
     weight: str = "clients"
     draws_clients: bool = False
+    numbers: tuple[str, ...] = ()
+    descends: bool = False
 
 
 LINE = linear_regression(3)
@@ -236,8 +263,25 @@ def local_case(name: str, model: Dense, **options: Any) -> Case:
     return Case(name, program, fed.LocalState, weight="none", **about)
 
 
+def descent_case(name: str, *, n_clusters: int | None = 2, draws_clients: bool = False, **options: Any) -> Case:
+    """Moment descent; with `rounds`, both phases."""
+    how = {"iterations": 2, "anchors": Anchors(number=4, min_rows=5), "max_clusters": 3, **options.pop("descent", {})}
+    both = "rounds" in options
+    options = {"n_clusters": n_clusters, "descent": moments.Descent(**how), **options}
+
+    def program(seed: int) -> Program:
+        run = moments.mixed_regression if both else moments.moment_descent
+        return lambda state: run(state, model=LINE, seed=seed, **options)
+
+    return Case(
+        name, program, moments.State, lots=True, weight="pairs", draws_clients=draws_clients, numbers=("anchors",),
+        descends=True,
+    )  # fmt: skip
+
+
 FAR = Start("warm", theta=torch.cat([warm(LINE).theta, torch.full((1, 4), 1e3, dtype=torch.float64)]))  # type: ignore[list-item]
 STEPS = Training(steps=3)
+EXACT = Training(exact=True, proximal=0.5)
 BATCHES = Training(epochs=2, batch_size=3, momentum=0.5)
 
 CASES: list[Case] = [
@@ -252,12 +296,24 @@ CASES: list[Case] = [
     ifca_case("ifca-classes", SOFTMAX, training=STEPS, classes=3),
     ifca_case("ifca-spread", start=Start("spread"), training=STEPS, draws_clients=True),
     ifca_case("ifca-reseeding", start=FAR, n_clusters=3, patience=2, rounds=5, training=STEPS, draws_clients=True),
+    ifca_case("ifca-exact", training=EXACT),
+    ifca_case("ifca-over-everyone", average_over="everyone", training=STEPS),
+    ifca_case("ifca-exact-over-everyone", average_over="everyone", weighting="rows", training=EXACT, weight="rows"),
     fedavg_case("fedavg", training=STEPS, weight="rows"),
     fedavg_case("fedavg-by-clients", NET, training=STEPS, weighting="clients"),
     fedavg_case("fedavg-minibatch", SOFTMAX, training=BATCHES, minibatch=True, weight="rows", classes=3),
     fedavg_case("fedprox", NET, training=Training(steps=3, proximal=0.5), weight="rows"),
+    fedavg_case("fedprox-exact", training=EXACT, weight="rows"),
     Case("pooled-ridge", lambda _: lambda state: fed.pooled_ridge(state, model=LINE, l2=0.1), fed.State, weight="rows"),
     local_case("local-closed-form", LINE),
     local_case("local-sgd", NET, training=STEPS),
     local_case("local-minibatch", SOFTMAX, training=BATCHES, minibatch=True, classes=3),
+    descent_case("moment-descent-pairs"),
+    descent_case("moment-descent-halves", descent={"estimator": "halves"}),
+    descent_case("moment-descent-two", descent={"estimator": "two", "step": "plain", "step_size": 0.5}),
+    descent_case("moment-descent-orthogonal", descent={"subspace": "orthogonal", "exchanges": 2}),
+    descent_case("moment-descent-noise", descent={"noise": 0.1}, draws_clients=True),
+    descent_case("moment-descent-unknown", n_clusters=None),
+    descent_case("mixed-regression", rounds=2, step_size=0.05, training=STEPS),
+    descent_case("mixed-regression-exact", rounds=2, step_size=0.05, training=EXACT),
 ]

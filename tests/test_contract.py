@@ -3,7 +3,7 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import Finished, InProcess
-from coterie.engines.worker import Answer, Worker
+from coterie.engines.worker import Answer
 from coterie.participation import Sampled
 from coterie.protocol import Ask, Stack
 from helpers import (
@@ -26,6 +26,7 @@ from helpers import (
     assert_same_state,
     federation,
     interrupt_after,
+    overhear,
     run_one,
     spying,
     state_tensors,
@@ -111,11 +112,13 @@ def test_the_order_in_which_clients_arrive_is_irrelevant(case: Case) -> None:
 @some(lambda case: not case.draws_clients)
 def test_the_numbers_of_clients_are_irrelevant(case: Case) -> None:
     data = data_of(case)
-    if case.minibatch:  # names decide which rows are drawn: keep them, and shift the numbers by a client without rows
+    if case.minibatch or case.lots:  # names decide what is drawn: keep them, and shift the numbers by one without rows
         other, numbers = data.plus("a newcomer", data.xs[0][:0], data.ys[0][:0]), torch.arange(1, 11)
     else:
         other, numbers = data.renamed([f"{9 - i}" for i in range(10)]), torch.arange(9, -1, -1)
-    assert_same_outcome(finished(case, data.rows), finished(case, other.rows), atol=TOLERANCE, clients=numbers)
+    state, private, _ = finished(case, data.rows)
+    state = replace(state, **{name: numbers[getattr(state, name)] for name in case.numbers})
+    assert_same_outcome((state, private), finished(case, other.rows), atol=TOLERANCE, clients=numbers)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def test_missing_replies_survive(case: Case, silent: tuple[int, ...]) -> None:
     assert_same_outcome((state, private), unasked)
 
 
-@some(lambda case: case.state_type.__name__ == "State" and case.name != "pooled-ridge")
+@some(lambda case: case.state_type.__name__ == "State" and case.name != "pooled-ridge" and not case.descends)
 def test_a_silent_round_is_counted_and_changes_no_model(case: Case) -> None:
     states: list[Any] = []
     engine = InProcess(data_of(case).rows, participation=Late(silent=(2,)))
@@ -212,23 +215,45 @@ def test_a_silent_round_is_counted_and_changes_no_model(case: Case) -> None:
     assert not torch.equal(states[3].theta, states[2].theta)
 
 
+@some(lambda case: case.descends)
+def test_a_silent_iteration_is_counted_and_moves_no_anchor(case: Case) -> None:
+    for silent, stays in ((1, True), (2, False)):
+        states: list[Any] = []
+        engine = InProcess(data_of(case).rows, participation=Late(silent=(silent,)))
+        engine.run([spying(case.program(0), states)])
+        assert [s.descents for s in states[:3]] == [0, 1, 2]
+        assert torch.equal(states[1].local, states[0].local) == stays
+        assert torch.equal(states[2].local, states[1].local) != stays
+        assert len(states[-1].theta)
+
+
+@some(lambda case: case.name.startswith("mixed-regression"))
+def test_a_silent_round_of_the_second_phase_is_counted_and_changes_no_model(case: Case) -> None:
+    states: list[Any] = []
+    InProcess(data_of(case).rows, participation=Late()).run([spying(case.program(0), states)])
+    first = next(i for i, s in enumerate(states) if len(s.theta))  # the end of Phase 1
+    states.clear()
+    engine = InProcess(data_of(case).rows, participation=Late(silent=(first + 1,)))
+    engine.run([spying(case.program(0), states)])
+    assert [s.round for s in states[first:]] == [0, 1, 2]
+    assert torch.equal(states[first + 1].theta, states[first].theta)
+    assert not torch.equal(states[first + 2].theta, states[first + 1].theta)
+
+
 # -- 2, 3. messages ---------------------------------------------------------------------------------------------------
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Answer]]:
     """Everything that goes to the clients and comes back."""
-    seen: list[tuple[Ask, Answer]] = []
-    original = Worker.answer
-
-    def answer(self: Worker, asks: Any, ids: Tensor) -> dict[int, Answer]:
-        answers = original(self, asks, ids)
-        seen.extend((asks[run], answers[run]) for run in asks)
-        return answers
-
-    monkeypatch.setattr(Worker, "answer", answer)
-    return seen
+    return overhear(monkeypatch)
 
 
-INDIVIDUAL = {"serve": {"loss"}, "fit_alone": {"theta"}}  # what the spread start needs of single clients
+INDIVIDUAL = {
+    "serve": {"loss"},  # what the spread start needs of single clients, and the search for badly served ones
+    "fit_alone": {"theta"},
+    "introduce": {"n", "draw"},  # who may be an anchor
+    "descend": {"theta", "moved"},  # the anchors' own models
+    "answer_to": {"n"},  # whom to send perturbed copies
+}
 
 
 @every
@@ -259,13 +284,13 @@ def test_the_same_seed_gives_the_same_result(case: Case) -> None:
     assert_same_outcome(finished(case, rows, start=5), finished(case, rows, start=5))
 
 
-@some(lambda case: case.minibatch)
-def test_another_seed_draws_other_minibatches(case: Case) -> None:
+@some(lambda case: case.minibatch or case.lots)
+def test_another_seed_draws_others(case: Case) -> None:
     rows = data_of(case).rows
     one, other = finished(case, rows, start=5), finished(case, rows, start=6)
     values = [*zip(state_tensors(one[0]).values(), state_tensors(other[0]).values(), strict=True)]
     values += [(one[1][name], other[1][name]) for name in one[1]]
-    assert any(a.is_floating_point() and not torch.allclose(a, b) for a, b in values)
+    assert any(a.is_floating_point() and (a.shape != b.shape or not torch.allclose(a, b)) for a, b in values)
 
 
 # -- 6. steps ---------------------------------------------------------------------------------------------------------

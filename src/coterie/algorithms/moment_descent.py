@@ -388,7 +388,7 @@ def _second_moment(e: Tensor, estimator: Estimator, data: Block) -> Tensor:
         a = a / (data.n // 2).clamp(min=1).to(e.dtype)[:, None, None]
     else:
         one, two = (
-            torch.einsum("scnk,cn->sck", e, part / part.sum(1, keepdim=True).clamp(min=1))
+            torch.einsum("scnk,cn->sck", e, part.to(e.dtype) / part.sum(1, keepdim=True).clamp(min=1))
             for part in _parts(estimator, data)
         )
         a = one[..., None] * two[..., None, :]

@@ -70,6 +70,7 @@ def _alternate(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -> 
         product = yield from multiply(q, remaining % 2 == 1)
         if product is None:
             return None
+        product = torch.where(product.isfinite().all(2).all(1)[:, None, None], product, 0.0)  # who diverged, alone
         if remaining > 1:
             q = torch.linalg.qr(product).Q
     assert product is not None
