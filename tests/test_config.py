@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from coterie.algorithms.anchors import Anchors
+from coterie.algorithms.moment_descent import Descent
 from coterie.config import FitOptions, options
 from coterie.errors import ConfigError
 
@@ -33,7 +35,22 @@ def test_nothing_said_gives_the_documented_defaults() -> None:
     assert (made.method, made.seed, made.baselines) == ("ifca", 0, True)
     assert (made.training.rounds, made.training.step_size, made.training.local_steps) == (100, None, 10)
     assert (made.data.missing, made.data.test_size, made.data.standardise) == ("error", 0.2, True)
-    assert (made.clusters.n_clusters, made.clusters.init, made.clusters.n_init) == (2, "spread", 1)
+    assert (made.n_clusters, made.clusters.init, made.clusters.n_init) == (2, "spread", 1)
+    assert (made.model.degree, made.training.exact, made.clusters.average_over) == (1, False, None)
+
+
+def test_the_number_of_clusters_is_two_for_ifca_and_open_for_moment_descent() -> None:
+    assert options().clusters.n_clusters is None
+    assert options({"method": "moment-descent"}).n_clusters is None
+    for method in ("ifca", "moment-descent"):
+        assert options({"method": method, "clusters": {"n_clusters": 3}}).n_clusters == 3
+
+
+def test_moments_are_the_parameters_of_the_descent_and_its_anchors() -> None:
+    made = options().moments.model_dump()
+    own = {name: made.pop(name) for name in ("min_rows", "further")} | {"number": made["anchors"]}
+    assert Anchors(**own) == Anchors()
+    assert Descent(**made | {"anchors": Anchors()}) == Descent()
 
 
 def test_words_win_over_given_values_and_those_over_the_file(tmp_path: Path) -> None:
@@ -78,8 +95,8 @@ def test_options_survive_json_and_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("method=foo", "method is 'foo': input should be 'ifca' or 'fedavg'"),
-        ("method=local", "method is 'local': input should be 'ifca' or 'fedavg'"),
+        ("method=foo", "method is 'foo': input should be 'ifca', 'moment-descent' or 'fedavg'"),
+        ("method=local", "method is 'local': input should be 'ifca', 'moment-descent' or 'fedavg'"),
         ("seed=-1", "seed is -1: input should be greater than or equal to 0"),
         ("clusters.n_clusters=0", "clusters.n_clusters is 0: input should be greater than or equal to 1"),
         ("clusters.init=best", "clusters.init is 'best': input should be 'random', 'balanced', 'spread' or 'warm'"),
@@ -90,6 +107,11 @@ def test_options_survive_json_and_cannot_be_changed() -> None:
         ("data.missing=ignore", "data.missing is 'ignore': input should be 'error', 'mean' or 'drop'"),
         ("data.test_size=1", "data.test_size is 1: input should be less than 1"),
         ("model.hidden=[8, 0]", "model.hidden.1 is 0: input should be greater than 0"),
+        ("model.degree=0", "model.degree is 0: input should be greater than or equal to 1"),
+        ("clusters.average_over=all", "clusters.average_over is 'all': input should be 'cluster' or 'everyone'"),
+        ("moments.estimator=three", "moments.estimator is 'three': input should be 'pairs', 'halves' or 'two'"),
+        ("moments.iterations=0", "moments.iterations is 0: input should be greater than or equal to 1"),
+        ("moments.noise=-1", "moments.noise is -1: input should be greater than or equal to 0"),
         ("data.min_rows=0", "data.min_rows is 0: input should be greater than or equal to 1"),
     ],
 )
@@ -129,6 +151,16 @@ def test_epochs_without_batches_are_refused() -> None:
         "training: epochs count passes in minibatches: give batch_size too"
     )
     assert options(sets=["training.epochs=2", "training.batch_size=8"]).training.epochs == 2
+
+
+def test_an_exact_step_needs_a_proximal_term_and_no_batches() -> None:
+    assert refused(sets=["training.exact=true"]).message == (
+        "training: an exact step needs a proximal term to stay near the model: give proximal above 0"
+    )
+    exact = ["training.exact=true", "training.proximal=0.5"]
+    for word in ("training.batch_size=4", "training.momentum=0.5"):
+        assert "an exact step is taken at once" in refused(sets=[*exact, word]).message
+    assert options(sets=exact).training.exact
 
 
 @pytest.mark.parametrize("word", ["training.rounds", "=5", ""])

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from coterie import __version__
 from coterie.config import FitOptions, options
@@ -88,9 +88,11 @@ def fit_command(
     client: Client = None,
     target: Target = None,
     method: Annotated[
-        str | None, typer.Option(help="ifca, fedavg (with --set training.proximal=...: FedProx).")
+        str | None, typer.Option(help="ifca, moment-descent, fedavg (with --set training.proximal=...: FedProx).")
     ] = None,
-    clusters: Annotated[int | None, typer.Option(help="Number of clusters.")] = None,
+    clusters: Annotated[
+        int | None, typer.Option(help="Number of clusters; moment-descent can estimate it, ifca takes 2.")
+    ] = None,
     starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
     hidden: Annotated[
         str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; none is linear.")
@@ -240,12 +242,20 @@ def _show_report(folder: Path, as_json: bool) -> None:
 
 def _show(fitted: Fitted, more: dict[str, Any]) -> None:
     accuracy = fitted.metric == "accuracy"
+    form = ".1%" if accuracy else ".4g"
     scale = float(fitted.scaling.y_scale)
-    table = Table("", "training rows", "held-out rows", *(() if accuracy else ("in std. dev.",)), "new clients")
-    table.columns[0].no_wrap = True
-    for s in fitted.scores:
-        values = [s.train, s.test, *(() if accuracy else (None if s.test is None else s.test / scale,)), s.new_clients]
-        table.add_row(s.label, *("-" if v is None else f"{v:.1%}" if accuracy else f"{v:.4g}" for v in values))
+    columns = {
+        "training rows": [(s.train, form) for s in fitted.scores],
+        "held-out rows": [(s.test, form) for s in fitted.scores],
+        "in std. dev.": [(None if accuracy or s.test is None else s.test / scale, form) for s in fitted.scores],
+        "R²": [(s.test_r2, ".3f") for s in fitted.scores],
+        "new clients": [(s.new_clients, form) for s in fitted.scores],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
+    table = Table(Column(no_wrap=True), *("\n".join(name.rsplit(" ", 1)) for name in shown))  # fits 80 columns
+    for i, score in enumerate(fitted.scores):
+        cells = [column[i] for column in shown.values()]
+        table.add_row(score.label, *("-" if value is None else format(value, how) for value, how in cells))
     out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
     out.print(table, soft_wrap=False)
     if len(fitted.theta) > 1:
@@ -289,12 +299,21 @@ def _progress() -> Iterator[Watch | None]:
         def watch(phase: str, done: Round, total: int) -> None:
             if phase not in tasks:
                 tasks[phase] = bar.add_task(phase, total=total, said="")
-            said = f"loss {done.info['loss']:.4g}" if "loss" in done.info else ""
-            if "sizes" in done.info:
-                said += f"  sizes {' '.join(map(str, done.info['sizes']))}"
-            bar.update(tasks[phase], completed=min(done.round if total > 1 else 1, total), said=said)
+            completed = min(done.round if total > 1 else 1, total)
+            bar.update(tasks[phase], completed=completed, total=total, said=_said(done.info))
 
         yield watch
+
+
+def _said(info: Mapping[str, Any]) -> str:
+    """What a round says beside its bar."""
+    if "movement" in info:
+        moved = sorted(info["movement"])
+        return f"moment descent: {len(moved)} anchors, moved by {moved[len(moved) // 2]:.3g}"
+    said = f"loss {info['loss']:.4g}" if "loss" in info else ""
+    if "sizes" in info:
+        said += f"  sizes {' '.join(map(str, info['sizes']))}"
+    return said
 
 
 # -- small helpers ----------------------------------------------------------------------------------------------------

@@ -11,9 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from coterie.errors import ConfigError
 
-__all__ = ["ClusterOptions", "DataOptions", "FitOptions", "ModelOptions", "TrainingOptions", "options"]
+__all__ = [
+    "ClusterOptions",
+    "DataOptions",
+    "FitOptions",
+    "ModelOptions",
+    "MomentOptions",
+    "TrainingOptions",
+    "options",
+]
 
-Method = Literal["ifca", "fedavg"]
+Method = Literal["ifca", "moment-descent", "fedavg"]
+
+_IFCA_CLUSTERS = 2  # when their number is not given: IFCA cannot estimate it
 
 
 class _Options(BaseModel):
@@ -38,15 +48,22 @@ class DataOptions(_Options):
 
 
 class ModelOptions(_Options):
-    """What is trained. `hidden` layers make a linear model a network; a torch module is given in Python only."""
+    """What is trained. `hidden` layers make a linear model a network; a torch module is given in Python only.
+
+    A `degree` above 1 adds all products of features up to that degree.
+    """
 
     hidden: tuple[PositiveInt, ...] = ()
+    degree: int = Field(1, ge=1)
     intercept: bool = True
     l2: float = Field(0.0, ge=0)
 
 
 class TrainingOptions(_Options):
-    """Rounds and local work. `step_size` None: from the clients' curvature for linear models, 0.1 for networks."""
+    """Rounds and local work. `step_size` None: from the clients' curvature for linear models, 0.1 for networks.
+
+    With `exact`, a client minimises its loss and the proximal term in closed form, in place of steps.
+    """
 
     rounds: int = Field(100, ge=1)
     step_size: float | None = Field(None, gt=0)
@@ -55,6 +72,7 @@ class TrainingOptions(_Options):
     batch_size: int | None = Field(None, ge=1)
     momentum: float = Field(0.0, ge=0, lt=1)
     proximal: float = Field(0.0, ge=0)
+    exact: bool = False
     decay: float = Field(1.0, gt=0, le=1)
     participation: float = Field(1.0, gt=0, le=1)
     weighting: Literal["clients", "rows"] | None = None
@@ -66,12 +84,24 @@ class TrainingOptions(_Options):
             raise ValueError("epochs count passes in minibatches: give batch_size too")
         return self
 
+    @model_validator(mode="after")
+    def _exact_is_proximal(self) -> "TrainingOptions":
+        if self.exact and not self.proximal:
+            raise ValueError("an exact step needs a proximal term to stay near the model: give proximal above 0")
+        if self.exact and (self.batch_size is not None or self.momentum):
+            raise ValueError("an exact step is taken at once: leave out batch_size, epochs and momentum")
+        return self
+
 
 class ClusterOptions(_Options):
-    """What IFCA alone needs."""
+    """What the methods with clusters need. `n_clusters` None: moment descent estimates it, IFCA takes 2.
 
-    n_clusters: int = Field(2, ge=1)
+    `average_over` None: a model is averaged over its cluster by IFCA, over everyone by moment descent.
+    """
+
+    n_clusters: int | None = Field(None, ge=1)
     averaging: Literal["model", "gradient"] = "model"
+    average_over: Literal["cluster", "everyone"] | None = None
     init: Literal["random", "balanced", "spread", "warm"] = "spread"
     n_init: int = Field(1, ge=1)
     candidates: int = Field(5, ge=1)
@@ -79,6 +109,25 @@ class ClusterOptions(_Options):
     temperature: float | None = Field(None, gt=0)
     shared_layers: tuple[str, ...] = ()
     patience: int = Field(5, ge=0)
+
+
+class MomentOptions(_Options):
+    """What Phase 1 of moment descent needs. `anchors` and `min_rows` None: 10 for each cluster."""
+
+    iterations: int = Field(5, ge=1)
+    estimator: Literal["pairs", "halves", "two"] = "pairs"
+    subspace: Literal["range", "orthogonal"] = "range"
+    exchanges: int = Field(3, ge=2)
+    oversampling: int = Field(8, ge=0)
+    step: Literal["curvature", "plain"] = "curvature"
+    step_size: float = Field(1.0, gt=0)
+    anchors: int | None = Field(None, ge=1)
+    min_rows: int | None = Field(None, ge=2)
+    further: bool = True
+    delta: float = Field(0.0, ge=0)
+    eps: float = Field(0.05, ge=0)
+    max_clusters: int = Field(6, ge=1)
+    noise: float = Field(0.0, ge=0)
 
 
 class FitOptions(_Options):
@@ -91,6 +140,13 @@ class FitOptions(_Options):
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = TrainingOptions()
     clusters: ClusterOptions = ClusterOptions()
+    moments: MomentOptions = MomentOptions()
+
+    @property
+    def n_clusters(self) -> int | None:
+        """K; None where it is to be estimated."""
+        asked = self.clusters.n_clusters
+        return _IFCA_CLUSTERS if asked is None and self.method == "ifca" else asked
 
 
 def options(tree: dict[str, Any] | None = None, *, file: Path | None = None, sets: Sequence[str] = ()) -> FitOptions:

@@ -1,53 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From clients and options to fitted models: prepare, choose among starts, fit, compare with baselines, measure.
-
-Every phase keeps its own checkpoint in the run folder, so a fit that was killed is continued by calling it again.
-"""
+"""From clients and options to fitted models: prepare, choose among starts, fit, compare with baselines, measure."""
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms import fedavg, ifca, preparation
+from coterie.algorithms import fedavg, ifca, moment_descent
+from coterie.algorithms.anchors import Anchors
+from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
+from coterie.baselines import VALIDATION, Score, fedavg_program, measure, measured_models, placed
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
-from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
-from coterie.engines.checkpoint import replace_file
-from coterie.engines.in_process import Finished, InProcess, Round
+from coterie.engines.in_process import Round
 from coterie.errors import ConfigError, DataError
-from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask
-from coterie.local import Training
-from coterie.models import Dense, Model, Network
-from coterie.participation import Everyone, Sampled
+from coterie.evaluate import Placed
+from coterie.models import Dense, Model
+from coterie.phases import Phases, Prepared, Watch, has_closed_form, model_for, prepare
+from coterie.protocol import Algorithm
 
-__all__ = ["Fitted", "Score", "Watch", "check_fit", "fit", "measured_models", "placed"]
-
-Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
-
-_LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
-_VALIDATION = 0.2  # rows held out of training to choose among starts
-_SUPPORT = 0.5  # rows of a new client that place it; the others judge
+__all__ = ["Descended", "Fitted", "Score", "Watch", "check_fit", "fit", "measured_models", "placed"]
 
 
 @dataclass(frozen=True)
-class Score:
-    """How one method does, over all rows: accuracy, or root mean squared error in the target's units."""
+class Descended:
+    """What Phase 1 of moment descent left behind."""
 
-    method: str
-    label: str
-    train: float | None
-    test: float | None
-    new_clients: float | None = None
+    anchors: np.ndarray  # [A] their names
+    theta: Tensor  # [A, P] their models
+    spectrum: Tensor  # [L] singular values that the last iteration saw
 
 
 @dataclass(frozen=True)
@@ -67,11 +55,22 @@ class Fitted:
     seconds: float
     chosen_run: int | None = None
     warnings: list[str] = field(default_factory=list)
+    descended: Descended | None = None
 
     @property
     def metric(self) -> str:
         """What scores count."""
         return "accuracy" if self.model.loss == "cross_entropy" else "rmse"
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What came of training."""
+
+    theta: Tensor  # [K, P]
+    rounds: list[Round]
+    chosen_run: int | None = None
+    descended: Descended | None = None
 
 
 def fit(
@@ -95,7 +94,7 @@ def fit(
     module : nn.Module or Model, optional
         The model, in place of the one that `options.model` describes.
     start : Tensor, optional
-        [K, P] models to begin with, for `init="warm"`.
+        Where to begin: [K, P] models for IFCA with `init="warm"`, [P] one model for moment descent.
     folder : Path, optional
         Where checkpoints are kept and found.
     every : float
@@ -105,40 +104,132 @@ def fit(
     """
     began = time.perf_counter()
     check_fit(clients, options, module=module, start=start)
-    work = _Work(clients, options, folder, every, watch)
-    work.prepare(module)
-    theta, chosen_run = work.train(start)
-    found = work.placed(work.rows, theta)
-    scores, per_client = work.measure(theta, found)
-    warnings = _warnings(theta, found, options)
+    phases = Phases(options, folder, every, watch)
+    made = prepare(phases, clients, module)
+    train = {"ifca": _train_ifca, "moment-descent": _train_moment_descent, "fedavg": _train_fedavg}[options.method]
+    done = train(phases, made, start)
+    found = placed(made.model, done.theta, made.rows)
+    scores, per_client = measure(phases, made, done.theta, found, _title(options, len(done.theta)))
+    warnings = _warnings(done.theta, found, options)
     seconds = time.perf_counter() - began
     return Fitted(
-        options, clients.schema, work.model, work.scaling, theta, clients.names, found,
-        scores, per_client, work.rounds, seconds, chosen_run, warnings,
+        options, clients.schema, made.model, made.scaling, done.theta, clients.names, found,
+        scores, per_client, done.rounds, seconds, done.chosen_run, warnings, done.descended,
     )  # fmt: skip
 
 
-def placed(model: Model, theta: Tensor, rows: Ragged) -> Placed:
-    """Place clients among models theta [K, P] by the loss on their rows."""
-    return Placed(**InProcess(rows).ask(place_ask(model, theta)).values)
+# -- training ---------------------------------------------------------------------------------------------------------
+def _train_fedavg(phases: Phases, made: Prepared, start: Tensor | None) -> _Trained:
+    rounds = phases.options.training.rounds
+    done = phases.run("fit", made.rows, [fedavg_program(phases, made)], fedavg.State, rounds)
+    return _Trained(done.states[0].theta[None], done.rounds)
 
 
-def measured_models(model: Model, theta: Tensor, label: Tensor, rows: Ragged) -> Measured:
-    """Measure model number `label` [M] of theta [K, P] on each client's rows."""
-    return Measured(**InProcess(rows).ask(measure_ask(model, theta, label)).values)
+def _train_ifca(phases: Phases, made: Prepared, start: Tensor | None) -> _Trained:
+    c = phases.options.clusters
+    begin = Start(c.init, start, c.candidates, step_size=made.step_size)
+    rounds: list[Round] = []
+    winner = None
+    if c.n_init > 1:
+        begin, winner, rounds = _best_start(phases, made, begin)
+    program = _ifca(phases, made, begin, phases.options.seed)
+    done = phases.run("fit", made.rows, [program], ifca.State, phases.options.training.rounds)
+    last = 0 if winner is None else c.n_init  # the starts' rounds are kept, the final fit comes after them
+    return _Trained(done.states[0].theta, rounds + [replace(r, run=last) for r in done.rounds], winner)
 
 
+def _best_start(phases: Phases, made: Prepared, begin: Start) -> tuple[Start, int, list[Round]]:
+    """Advance several starts in lockstep on part of the rows; the winner serves the other part best."""
+    options = phases.options
+    part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
+    programs = [_ifca(phases, made, begin, options.seed + 1 + i) for i in range(options.clusters.n_init)]
+    done = phases.run("choose a start", part, programs, ifca.State, options.training.rounds)
+    losses = []
+    for state in done.states:
+        label = placed(made.model, state.theta, part).label
+        measured = measured_models(made.model, state.theta, label, held)
+        losses.append(float((measured.loss * measured.rows).sum()))
+    winner = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+    return Start("warm", done.states[winner].theta), winner, list(done.rounds)
+
+
+def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
+    t, c, k = phases.options.training, phases.options.clusters, phases.options.n_clusters
+    assert k is not None
+    return partial(
+        ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
+        seed=seed, averaging=c.averaging, training=made.training, decay=t.decay, weighting=t.weighting or "clients",
+        average_over=c.average_over or "cluster", shared_layers=c.shared_layers, soft=c.soft,
+        temperature=c.temperature, start=begin, patience=c.patience, tol=t.tol,
+    )  # fmt: skip
+
+
+def _train_moment_descent(phases: Phases, made: Prepared, start: Tensor | None) -> _Trained:
+    t, c, m = phases.options.training, phases.options.clusters, phases.options.moments
+    assert isinstance(made.model, Dense)
+    how = m.model_dump(exclude={"anchors", "min_rows", "further"})
+    program = partial(
+        moment_descent.mixed_regression, model=made.model, n_clusters=c.n_clusters, rounds=t.rounds,
+        step_size=made.step_size, seed=phases.options.seed,
+        descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further)),
+        start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
+        average_over=c.average_over or "everyone", shared_layers=c.shared_layers, soft=c.soft,
+        temperature=c.temperature, patience=c.patience, tol=t.tol,
+    )  # fmt: skip
+    total = m.iterations + 1 + t.rounds  # the iterations, one round that groups anchors, and Phase 2
+    done = phases.run("fit", made.rows, [program], moment_descent.State, total)
+    state: moment_descent.State = done.states[0]
+    if not len(state.theta):
+        raise DataError(
+            "nobody who took part has two training rows, so there are no anchors to descend from",
+            "raise training.participation, or use --method ifca",
+        )
+    spectra = [r.info["spectrum"] for r in done.rounds if "spectrum" in r.info]
+    last = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
+    descended = Descended(made.rows.names[state.anchors.numpy()], state.local, last)
+    return _Trained(state.theta, done.rounds, descended=descended)
+
+
+# -- what is refused, and what is said --------------------------------------------------------------------------------
 def check_fit(
     clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, start: Tensor | None = None
 ) -> None:
     """Refuse what cannot work, before anything is written."""
     if clients.schema.task == "none":
         raise DataError(f"{options.method} needs a target to learn", "name its column with --target, or pass y")
-    model = _model(clients, options, module)
+    model = model_for(clients, options, module)
+    if options.method != "fedavg":
+        _check_clusters(clients, options, model)
     if options.method == "ifca":
-        _check_clusters(clients, options, model, start)
-    small = int(clients.train.counts.min())
-    if options.method == "ifca" and options.clusters.n_init > 1 and small < 2:
+        _check_starts(clients, options, start)
+    if options.method == "moment-descent":
+        _check_moments(clients, options, model, start)
+    if options.training.exact and not has_closed_form(model):
+        raise ConfigError("training.exact is a closed form for linear regression", "train in steps: leave it out")
+    if options.training.exact and options.clusters.averaging == "gradient" and options.method != "fedavg":
+        raise ConfigError(
+            "training.exact is about local training, and with clusters.averaging=gradient there is none",
+            "leave one of them out",
+        )
+
+
+def _check_clusters(clients: Clients, options: FitOptions, model: Model) -> None:
+    k, n_clients = options.n_clusters, clients.n_clients
+    if n_clients < 2:
+        raise DataError("there is only one client, so there are no groups to find", "check the client column")
+    if k is not None and k > n_clients:
+        raise DataError(f"{k} clusters are more than the {n_clients} clients", f"ask for at most {n_clients} clusters")
+    ifca.shared_parameters(model, options.clusters.shared_layers)
+
+
+def _check_starts(clients: Clients, options: FitOptions, start: Tensor | None) -> None:
+    c, small = options.clusters, int(clients.train.counts.min())
+    if (c.init == "warm") != (start is not None):
+        raise ConfigError(
+            f"init is '{c.init}' and start models are {'not ' if start is None else ''}given",
+            "warm starts are for Python: IFCA(init='warm', start=theta)",
+        )
+    if c.n_init > 1 and small < 2:
         name = clients.names[int(clients.train.counts.argmin())]
         raise DataError(
             f"client '{name}' has {small} training row; several starts are compared on held-out rows and need 2",
@@ -146,260 +237,38 @@ def check_fit(
         )
 
 
-def _check_clusters(clients: Clients, options: FitOptions, model: Model, start: Tensor | None) -> None:
-    c, n_clients = options.clusters, clients.n_clients
-    if n_clients < 2:
-        raise DataError("there is only one client, so there are no groups to find", "check the client column")
-    if c.n_clusters > n_clients:
-        raise DataError(
-            f"{c.n_clusters} clusters are more than the {n_clients} clients", f"ask for at most {n_clients} clusters"
-        )
-    if (c.init == "warm") != (start is not None):
+def _check_moments(clients: Clients, options: FitOptions, model: Model, start: Tensor | None) -> None:
+    c, m = options.clusters, options.moments
+    if clients.schema.task != "regression":
         raise ConfigError(
-            f"init is '{c.init}' and start models are {'not ' if start is None else ''}given",
-            "warm starts are for Python: IFCA(init='warm', start=theta)",
+            f"moment-descent is for regression, and target '{clients.schema.target}' has classes",
+            "use --method ifca; numbers that were taken for classes need --task regression",
         )
-    ifca.shared_parameters(model, c.shared_layers)
-
-
-class _Work:
-    """The phases of one fit."""
-
-    def __init__(
-        self, clients: Clients, options: FitOptions, folder: Path | None, every: float, watch: Watch | None
-    ) -> None:
-        self.clients, self.options, self.folder, self.every, self.watch = clients, options, folder, every, watch
-        self.rounds: list[Round] = []
-        t = options.training
-        self.training = Training(t.local_steps, t.epochs, t.batch_size, t.momentum, t.proximal)
-
-    # -- phases -------------------------------------------------------------------------------------------------------
-    def prepare(self, module: nn.Module | Model | None) -> None:
-        """Learn the scaling from federated sums, make the model, find a step size."""
-        clients, train = self.clients, self.clients.train
-        real = clients.schema.task == "regression"
-        scaling = partial(
-            preparation.learn_scaling, shape=train.shape, divide=self.options.data.standardise, real_target=real
-        )
-        self.scaling: Scaling = self._run("prepare", train, [scaling], Scaling, 1).states[0]
-        self.model = _model(clients, self.options, module)
-        self.rows = self._scaled(train)
-        self.test = None if clients.test is None else self._scaled(clients.test)
-        self.newcomers = None if clients.newcomers is None else self._scaled(clients.newcomers)
-        if isinstance(self.model, Network):
-            block = next(self.rows.blocks(torch.arange(min(8, self.rows.n_clients))))
-            if block.y is not None and block.x.shape[1]:
-                self.model = self._kept_kernel(self.model.measured(block.x, block.y))
-        self.step_size = self.options.training.step_size or self._safe_step_size()
-
-    def _kept_kernel(self, model: Network) -> Network:
-        """Keep the first choice of a run: kernels differ in rounding, and a resumed run is to be bit-equal."""
-        if self.folder is None:
-            return model
-        path = self.folder / "checkpoints" / "kernel"
-        path.parent.mkdir(exist_ok=True)
-        if not path.exists():
-            replace_file(path, model.kernel.encode())
-        return replace(model, kernel="loop" if path.read_text() == "loop" else "vmap")
-
-    def train(self, start: Tensor | None) -> tuple[Tensor, int | None]:
-        """Fit the method itself.  -> theta [K, P], number of the start that won"""
-        t = self.options.training
-        if self.options.method != "ifca":
-            done = self._run("fit", self.rows, [self._fedavg()], fedavg.State, t.rounds)
-            self.rounds = done.rounds
-            return done.states[0].theta[None], None
-        c = self.options.clusters
-        begin = Start(c.init, start, c.candidates, step_size=self.step_size)
-        chosen_run = None
-        if c.n_init > 1:
-            begin, chosen_run = self._best_start(begin)
-        done = self._run("fit", self.rows, [self._ifca(begin, self.options.seed)], ifca.State, t.rounds)
-        last = c.n_init if chosen_run is not None else 0  # the starts' rounds are kept, the final fit comes after them
-        self.rounds += [replace(r, run=last) for r in done.rounds]
-        return done.states[0].theta, chosen_run
-
-    def _best_start(self, begin: Start) -> tuple[Start, int]:
-        """Advance several starts in lockstep on part of the rows; the winner serves the other part best."""
-        part, held = self.rows.split(_VALIDATION, seed=self.options.seed, purpose="validation")
-        n_init = self.options.clusters.n_init
-        programs = [self._ifca(begin, self.options.seed + 1 + i) for i in range(n_init)]
-        done = self._run("choose a start", part, programs, ifca.State, self.options.training.rounds)
-        self.rounds = list(done.rounds)
-        losses = []
-        for state in done.states:
-            label = placed(self.model, state.theta, part).label
-            measured = measured_models(self.model, state.theta, label, held)
-            losses.append(float((measured.loss * measured.rows).sum()))
-        winner = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
-        return Start("warm", done.states[winner].theta), winner
-
-    def measure(self, theta: Tensor, found: Placed) -> tuple[list[Score], dict[str, Tensor]]:
-        """Measure the method and the baselines on training rows, held-out rows and new clients."""
-        label = found.label
-        train = measured_models(self.model, theta, label, self.rows)
-        test = None if self.test is None else measured_models(self.model, theta, label, self.test)
-        per_client = {"train_loss": train.loss, "rows_train": train.rows}
-        if test is not None:
-            per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": self._metric(test.right)}
-        scores = [self._score(self.options.method, _title(self.options), train, test, self._on_newcomers(theta))]
-        if self.options.baselines:
-            if self.options.method == "ifca":
-                self._add_global(scores, per_client)
-            self._add_local(scores, per_client)
-        return scores, per_client
-
-    # -- baselines ----------------------------------------------------------------------------------------------------
-    def _add_global(self, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-        closed = _closed_form(self.model)
-        program = self._fedavg()
-        if isinstance(self.model, Dense) and closed:  # l2/2 |w|^2 is what training penalises
-            program = partial(fedavg.pooled_ridge, model=self.model, l2=max(self.model.l2 / 2, 1e-6))
-        rounds = 1 if closed else self.options.training.rounds
-        theta = self._run("one model for all", self.rows, [program], fedavg.State, rounds).states[0].theta[None]
-        everyone = torch.zeros(self.rows.n_clients, dtype=torch.int64)
-        train = measured_models(self.model, theta, everyone, self.rows)
-        test = None if self.test is None else measured_models(self.model, theta, everyone, self.test)
-        if test is not None:
-            per_client["metric_global"] = self._metric(test.right)
-        name = "one model for all" + (" (ridge)" if closed else "")
-        scores.append(self._score("global", name, train, test, self._on_newcomers(theta)))
-
-    def _add_local(self, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-        train_engine = self._trained_local(self.rows, self._local_ridge(), "one model each")
-        train = Measured(**train_engine.ask(measure_own_ask(self.model)).values)
-        test = None
-        if self.test is not None:
-            test = _own_on(train_engine, self.model, self.test)
-            per_client["metric_local"] = self._metric(test.right)
-        scores.append(self._score("local", "one model each", train, test, None))
-
-    def _local_ridge(self) -> float:
-        """Choose the local models' penalty on held-out rows, all clients together."""
-        if not _closed_form(self.model):
-            return 0.0
-        part, held = self.rows.split(_VALIDATION, seed=self.options.seed, purpose="validation")
-        losses = []
-        for l2 in _LOCAL_RIDGES:
-            measured = _own_on(self._trained_local(part, l2, None), self.model, held)
-            losses.append(float((measured.loss * measured.rows).sum()))
-        return _LOCAL_RIDGES[int(np.argmin(losses))]
-
-    def _trained_local(self, rows: Ragged, l2: float, phase: str | None) -> InProcess:
-        t = self.options.training
-        program = partial(
-            fedavg.local_models, model=self.model, rounds=t.rounds, step_size=self.step_size,
-            seed=self.options.seed, training=replace(self.training, proximal=0.0), decay=t.decay, l2=l2,
-        )  # fmt: skip
-        engine = InProcess(rows)
-        rounds = 1 if _closed_form(self.model) else t.rounds
-        self._run(phase, rows, [program], fedavg.LocalState, rounds, engine)
-        return engine
-
-    # -- helpers ------------------------------------------------------------------------------------------------------
-    def _run(
-        self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type, total: int,
-        engine: InProcess | None = None,
-    ) -> Finished:  # fmt: skip
-        t = self.options.training
-        if engine is None:
-            share = t.participation if phase in ("fit", "choose a start", "one model for all") else 1.0
-            engine = InProcess(rows, participation=Sampled(share) if share < 1 else Everyone(), seed=self.options.seed)
-        watch = self.watch
-        told = None if watch is None or phase is None else lambda done: watch(phase, done, total)
-        return engine.run(programs, checkpoint=self._checkpoint(phase), every=self.every, state_type=state, watch=told)
-
-    def _checkpoint(self, phase: str | None) -> Path | None:
-        if self.folder is None or phase is None:
-            return None
-        if phase == "fit":
-            return self.folder / "state.safetensors"
-        (self.folder / "checkpoints").mkdir(exist_ok=True)
-        return self.folder / "checkpoints" / f"{phase.replace(' ', '-')}.safetensors"
-
-    def _ifca(self, begin: Start, seed: int) -> Any:
-        t, c = self.options.training, self.options.clusters
-        return partial(
-            ifca.ifca, model=self.model, n_clusters=c.n_clusters, rounds=t.rounds, step_size=self.step_size, seed=seed,
-            averaging=c.averaging, training=self.training, decay=t.decay, weighting=t.weighting or "clients",
-            shared_layers=c.shared_layers, soft=c.soft, temperature=c.temperature, start=begin, patience=c.patience,
-            tol=t.tol,
-        )  # fmt: skip
-
-    def _fedavg(self) -> Any:
-        t = self.options.training
-        return partial(
-            fedavg.fedavg, model=self.model, rounds=t.rounds, step_size=self.step_size, seed=self.options.seed,
-            training=self.training, decay=t.decay, weighting=t.weighting or "rows", tol=t.tol,
-        )  # fmt: skip
-
-    def _scaled(self, rows: Ragged) -> Ragged:
-        return rows.changed(self.scaling.features, self.scaling.target).to(self.model.dtype)
-
-    def _safe_step_size(self) -> float:
-        if not self.model.is_linear or not isinstance(self.model, Dense):
-            return 0.1
-        program = partial(preparation.safe_step_size, model=self.model)
-        bound = self._run("step size", self.rows, [program], preparation.Steepness, 1).states[0].value
-        return preparation.steepness(self.model, bound)
-
-    def placed(self, rows: Ragged, theta: Tensor) -> Placed:
-        """Place clients among the models."""
-        return placed(self.model, theta, rows)
-
-    def _on_newcomers(self, theta: Tensor) -> float | None:
-        """Place new clients by half of their rows, and judge on the other half."""
-        if self.newcomers is None:
-            return None
-        enough = np.flatnonzero(self.newcomers.layout.counts > 1)  # nothing would be left of one row
-        if not len(enough):
-            return None
-        query, support = self.newcomers.only(enough).split(_SUPPORT, seed=self.options.seed, purpose="support")
-        label = self.placed(support, theta).label
-        return self._overall(measured_models(self.model, theta, label, query))
-
-    def _metric(self, right: Tensor) -> Tensor:
-        if self.model.loss == "cross_entropy":
-            return right
-        return right.clamp(min=0).sqrt() * self.scaling.y_scale.to(right.dtype)
-
-    def _overall(self, measured: Measured) -> float:
-        return float(self._metric(torch.tensor(measured.mean_right, dtype=torch.float64)))
-
-    def _score(self, method: str, label: str, train: Measured, test: Measured | None, new: float | None) -> Score:
-        return Score(method, label, self._overall(train), None if test is None else self._overall(test), new)
-
-
-def _own_on(trained: InProcess, model: Model, rows: Ragged) -> Measured:
-    """Measure the private models that an engine's clients have learnt on other rows of the same clients."""
-    engine = InProcess(rows)
-    engine.worker.private = trained.worker.private
-    return Measured(**engine.ask(measure_own_ask(model)).values)
-
-
-def _closed_form(model: Model) -> bool:
-    return isinstance(model, Dense) and model.is_linear and model.loss == "squared"
-
-
-def _model(clients: Clients, options: FitOptions, module: nn.Module | Model | None) -> Model:
-    if isinstance(module, Dense | Network):
-        return module
-    regression = clients.schema.task == "regression"
-    if isinstance(module, nn.Module):
-        return Network(module, "squared" if regression else "cross_entropy")
-    shape, o = clients.train.shape, options.model
-    if len(shape) != 1:
+    if not has_closed_form(model):
         raise ConfigError(
-            f"rows of shape {shape} need a model of their own", "give a torch module as model=, or flatten the rows"
+            "moment-descent needs a linear model", "leave hidden layers out, or use --method ifca; see model.degree"
         )
-    sizes = (shape[0], *o.hidden, 1 if regression else len(clients.schema.classes))
-    dtype = torch.float32 if o.hidden else torch.float64
-    return Dense(sizes, "squared" if regression else "cross_entropy", o.intercept, o.l2, dtype)
+    if c.n_init > 1 or c.init != "spread":
+        word = f"n_init={c.n_init}" if c.n_init > 1 else f"init={c.init}"
+        raise ConfigError(f"moment-descent makes its own start, and clusters.{word} is for ifca", "leave it out")
+    if m.anchors is not None and m.anchors < (c.n_clusters or 1):
+        raise ConfigError(
+            f"{m.anchors} anchors cannot lead to {c.n_clusters} clusters", "raise moments.anchors, or leave it out"
+        )
+    if start is not None and start.shape != (model.n_parameters,):
+        raise ConfigError(
+            f"start has shape {tuple(start.shape)}", f"give one model of {model.n_parameters} numbers, where all begin"
+        )
+    if int(clients.train.counts.max()) < 2:
+        raise DataError("no client has two training rows, and anchors need two", "use --method ifca, or more rows")
 
 
-def _title(options: FitOptions) -> str:
+def _title(options: FitOptions, k: int) -> str:
+    clusters = f"{k} cluster{'s' * (k > 1)}"
     if options.method == "ifca":
-        return f"IFCA, {options.clusters.n_clusters} clusters"
+        return f"IFCA, {clusters}"
+    if options.method == "moment-descent":
+        return f"moment descent, {clusters}"
     return "FedProx" if options.training.proximal else "FedAvg"
 
 
@@ -408,15 +277,20 @@ def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
     diverged = int((~(theta.isfinite().all(1) & found.losses.isfinite().any(0))).sum())
     if diverged:
         out.append(f"{diverged} of {len(theta)} models diverged: lower training.step_size")
-    if options.method != "ifca":
+    if options.method == "fedavg":
         return out
+    if options.n_clusters is not None and len(theta) < options.n_clusters:
+        out.append(f"there are {len(theta)} clusters and not {options.n_clusters}: so few clients could be anchors")
+    if options.n_clusters is None and len(theta) == 1:
+        out.append("no groups stand out: if clients differ by degrees, ask for a number of clusters and compare scores")
     unsure = int((~found.certain).sum())
     if unsure:
         out.append(
             f"{unsure} of {len(found.label)} clients could as well belong to another cluster: margin within noise"
         )
-    sizes = torch.bincount(found.label, minlength=options.clusters.n_clusters)
+    sizes = torch.bincount(found.label, minlength=len(theta))
     empty = int((sizes == 0).sum())
     if empty:
-        out.append(f"{empty} of {len(sizes)} clusters ended empty: ask for fewer clusters, or for more starts (n_init)")
+        way_out = "ask for fewer clusters" + (", or for more starts (n_init)" if options.method == "ifca" else "")
+        out.append(f"{empty} of {len(sizes)} clusters ended empty: {way_out}")
     return out

@@ -25,17 +25,17 @@ from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
-from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors
-from coterie.engines.in_process import Round
+from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors, to_record
 from coterie.errors import ConfigError, RunError
-from coterie.evaluate import Placed
-from coterie.fitting import Fitted, Score
+from coterie.fitting import Descended, Fitted, Score
+from coterie.local.monomials import monomial_names
 from coterie.models import Dense, Model, Network
+from coterie.run_tables import clients_table, rounds_table
 
 __all__ = ["Loaded", "begin_run", "finish_run", "is_finished", "load_run", "read_options", "summary"]
 
 _MODELS = "models/models.safetensors"
-_FAR = 1e12  # the loss of a diverged model, on the map
+_STATE = "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Loaded:
     margins: np.ndarray  # [M] in the order of the labels
     certain: np.ndarray  # [M]
     scores: list[Score]
+    descended: Descended | None = None
 
 
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
@@ -82,8 +83,8 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
 def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
     _write_models(folder, fitted)
-    _write_table(folder / "rounds.parquet", _rounds(fitted.rounds))
-    _write_table(folder / "clients.parquet", _clients(fitted))
+    _write_table(folder / "rounds.parquet", rounds_table(fitted.rounds))
+    _write_table(folder / "clients.parquet", clients_table(fitted))
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
     document |= {"data": _data(fitted), "results": {**_results(fitted), **(results or {})}}
     _write_json(folder, document)
@@ -96,7 +97,8 @@ def summary(folder: Path) -> dict[str, Any]:
     """What a finished run found, in short."""
     document = _read_json(folder)
     data, results = document["data"], document["results"]
-    found = {name: results[name] for name in ("methods", "cluster_sizes", "uncertain_clients", "warnings")}
+    names = ("methods", "n_clusters", "cluster_sizes", "uncertain_clients", "warnings")
+    found = {name: results[name] for name in names}
     found |= {name: results[name] for name in ("adjusted_rand",) if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
     return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
@@ -132,16 +134,16 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Loaded
         raise RunError(f"the run in {folder} has not finished", f"continue it with `coterie resume {folder}`")
     tensors, said = load_tensors(folder / _MODELS)
     model = _model_from(said["model"], module)
-    scaling = Scaling(
-        **{name.removeprefix("scaling/"): v for name, v in tensors.items() if name.startswith("scaling/")}
-    )
+    scaled = {name.removeprefix("scaling/"): v for name, v in tensors.items() if name.startswith("scaling/")}
+    scaling = Scaling(**scaled, degree=said.get("degree", 1))
     table = _read_clients(folder)
     labels = dict(zip(table["client"].to_pylist(), table["label"].to_pylist(), strict=True))
     margins, certain = (table[name].to_numpy() for name in ("margin", "certain"))
     schema = Schema.model_validate(said["schema"])
     scores = [Score(**said) for said in document["results"]["methods"]]
     options = read_options(folder)
-    return Loaded(options, schema, model, scaling, tensors["theta"], labels, margins, certain, scores)
+    descended = _read_descended(folder, list(labels)) if options.method == "moment-descent" else None
+    return Loaded(options, schema, model, scaling, tensors["theta"], labels, margins, certain, scores, descended)
 
 
 def _fingerprint(clients: Clients) -> str:
@@ -195,6 +197,7 @@ def _results(fitted: Fitted) -> dict[str, Any]:
             {"run": r.run, "round": r.round, "text": text} for r in fitted.rounds for text in r.info.get("events", ())
         ],
         "profiles": _profiles(fitted),
+        "anchors": None if fitted.descended is None else fitted.descended.anchors.tolist(),
     }
 
 
@@ -204,14 +207,16 @@ def _profiles(fitted: Fitted) -> dict[str, Any] | None:
     if not isinstance(model, Dense) or not model.is_linear or model.loss != "squared" or len(fitted.theta) < 2:
         return None
     weight = fitted.theta[:, model.layers["0.weight"]]
-    return {"features": list(fitted.schema.feature_names), "coefficients": weight.tolist()}
+    names = monomial_names(fitted.schema.feature_names, fitted.scaling.degree)
+    return {"features": list(names), "coefficients": weight.tolist()}
 
 
 def _write_models(folder: Path, fitted: Fitted) -> None:
     (folder / "models").mkdir(exist_ok=True)
-    tensors = {"theta": fitted.theta}
-    tensors |= {f"scaling/{name}": value for name, value in vars(fitted.scaling).items()}
+    scaling, said = to_record(fitted.scaling)
+    tensors = {"theta": fitted.theta} | {f"scaling/{name}": value for name, value in scaling.items()}
     document = {"model": _describe(fitted.model), "schema": fitted.schema.model_dump(mode="json")}
+    document["degree"] = said["degree"]
     save_tensors(folder / _MODELS, tensors, document)
     for k, theta in enumerate(fitted.theta):
         save_tensors(folder / "models" / f"cluster-{k}.safetensors", _named(fitted.model, theta), {"cluster": k})
@@ -245,53 +250,6 @@ def _model_from(said: dict[str, Any], module: nn.Module | Model | None) -> Model
         )
     shape = None if said["shape"] is None else tuple(said["shape"])
     return Network(module, said["loss"], shape, said["kernel"])
-
-
-def _rounds(rounds: list[Round]) -> pa.Table:
-    rows = [r for r in rounds if "loss" in r.info or "sizes" in r.info]
-    return pa.table(
-        {
-            "run": pa.array([r.run for r in rows], pa.int64()),
-            "round": pa.array([r.round for r in rows], pa.int64()),
-            "loss": pa.array([r.info.get("loss") for r in rows], pa.float64()),
-            "participants": pa.array([r.participants for r in rows], pa.int64()),
-            "bytes_up": pa.array([r.bytes_up for r in rows], pa.int64()),
-            "bytes_down": pa.array([r.bytes_down for r in rows], pa.int64()),
-            "seconds": pa.array([r.seconds for r in rows], pa.float64()),
-            "moved": pa.array([r.info.get("moved") for r in rows], pa.int64()),
-            "sizes": pa.array([r.info.get("sizes") for r in rows], pa.list_(pa.int64())),
-        }
-    )
-
-
-def _clients(fitted: Fitted) -> pa.Table:
-    found = fitted.placed
-    x, y = _map(found)
-    columns: dict[str, Any] = {
-        "client": fitted.names.tolist(),
-        "label": found.label.numpy(),
-        "margin": found.margin.double().numpy(),
-        "margin_error": pa.array(found.margin_error.double().tolist(), pa.float64()),
-        "certain": found.certain.numpy(),
-    }
-    columns |= {name: value.numpy() for name, value in fitted.per_client.items()}
-    if "rows_test" in fitted.per_client:
-        untested = (fitted.per_client["rows_test"] == 0).numpy()
-        for name in ("metric", "metric_global", "metric_local", "test_loss"):
-            if name in columns:
-                columns[name] = pa.array(columns[name], mask=untested)  # a client without held-out rows has no metric
-    return pa.table(columns | {"map_x": x, "map_y": y})
-
-
-def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:
-    """Lay clients out by how they fare under all models: principal axes of the losses, each relative to the mean."""
-    losses = found.losses.double().nan_to_num(nan=_FAR).clamp(1e-12, _FAR).log().numpy()  # [M, K]
-    about = losses - losses.mean(1, keepdims=True)
-    about = about - about.mean(0)
-    _, _, axes = np.linalg.svd(about, full_matrices=False)
-    across = about @ axes.T
-    second = across[:, 1] if losses.shape[1] > 2 else losses.min(1)
-    return across[:, 0], second
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
@@ -333,3 +291,13 @@ def _read_clients(folder: Path) -> pa.Table:
         return pq.read_table(path, columns=["client", "label", "margin", "certain"])
     except (OSError, pa.ArrowException):
         raise RunError(f"{path} cannot be read", "start the run again with `coterie fit`") from None
+
+
+def _read_descended(folder: Path, names: list[str]) -> Descended | None:
+    """What Phase 1 left in the last checkpoint; who was given only the models has none."""
+    if not (folder / _STATE).exists():
+        return None
+    tensors, said = load_tensors(folder / _STATE)
+    spectra = [r["info"]["spectrum"] for r in said["rounds"] if "spectrum" in r["info"]]
+    spectrum = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
+    return Descended(np.asarray(names)[tensors["state/0/anchors"].numpy()], tensors["state/0/local"], spectrum)

@@ -2,16 +2,26 @@
 """What clients agree on before training, from sums alone: means and scales of the columns, and a safe step size."""
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coterie.local.monomials import monomials, n_monomials
 from coterie.models import Dense
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors
 
-__all__ = ["Scaling", "column_sums", "curvature", "learn_scaling", "safe_step_size", "squared_length", "steepness"]
+__all__ = [
+    "Scaling",
+    "column_sums",
+    "curvature",
+    "learn_scaling",
+    "monomial_sums",
+    "safe_step_size",
+    "squared_length",
+    "steepness",
+]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
@@ -23,6 +33,9 @@ _ITERATIONS = 30
 class Scaling:
     """Centre and scale features and a real-valued target; missing features become the mean.
 
+    With a degree above 1 the scaled features are multiplied in all ways, and the products centred and scaled in turn:
+    powers of features that are not centred would nearly be multiples of each other, and descent would crawl.
+
     Attributes
     ----------
     fill : Tensor
@@ -31,6 +44,10 @@ class Scaling:
         [...] of every feature; 0 and 1 leave it as it is.
     y_mean, y_scale : Tensor
         [] of the target, likewise.
+    degree : int
+        Of the polynomial feature map; 1 is none.
+    monomial_mean, monomial_scale : Tensor or None
+        [M] of what the map makes; None when there is none.
     """
 
     fill: Tensor
@@ -38,11 +55,18 @@ class Scaling:
     scale: Tensor
     y_mean: Tensor
     y_scale: Tensor
+    degree: int = 1
+    monomial_mean: Tensor | None = None
+    monomial_scale: Tensor | None = None
 
     def features(self, x: Tensor) -> Tensor:
-        """Fill in and scale features."""
+        """Fill in, scale and, where there is a feature map, multiply features."""
         filled = torch.where(x.isnan(), self.fill.to(x.dtype), x)
-        return filled.sub_(self.mean.to(x.dtype)).div_(self.scale.to(x.dtype))
+        scaled = filled.sub_(self.mean.to(x.dtype)).div_(self.scale.to(x.dtype))
+        if self.monomial_mean is None or self.monomial_scale is None:
+            return scaled
+        made = monomials(scaled, self.degree)
+        return made.sub_(self.monomial_mean.to(x.dtype)).div_(self.monomial_scale.to(x.dtype))
 
     def target(self, y: Tensor) -> Tensor:
         """Scale targets; class numbers stay."""
@@ -53,7 +77,9 @@ class Scaling:
         return outputs * self.y_scale.to(outputs.dtype) + self.y_mean.to(outputs.dtype)
 
 
-def learn_scaling(state: Scaling | None, *, shape: tuple[int, ...], divide: bool, real_target: bool) -> Run:
+def learn_scaling(
+    state: Scaling | None, *, shape: tuple[int, ...], divide: bool, real_target: bool, degree: int = 1
+) -> Run:
     """Learn means and scales in two exchanges: sums and counts first, then squares about the mean.
 
     Parameters
@@ -66,6 +92,8 @@ def learn_scaling(state: Scaling | None, *, shape: tuple[int, ...], divide: bool
         Whether columns are centred and scaled; if not, only the means for missing values are learnt.
     real_target : bool
         Whether the target is scaled too.
+    degree : int
+        Of the feature map; its products need two more exchanges when they are scaled.
     """
     if state is not None:
         return state
@@ -83,8 +111,25 @@ def learn_scaling(state: Scaling | None, *, shape: tuple[int, ...], divide: bool
         state = Scaling(mean, mean, _deviation(got["square"], got["n"], mean), y_mean, y_scale)
     else:
         state = Scaling(mean, torch.zeros_like(mean), torch.ones_like(mean), zero, one)
+    if degree > 1:
+        state = yield from _with_map(state, n_monomials(shape[0], degree), degree, divide)
     yield Save(state)
     return state
+
+
+def _with_map(state: Scaling, size: int, degree: int, divide: bool) -> Run:
+    """Add the feature map, and learn means and scales of what it makes.  -> Scaling"""
+    mean, scale = torch.zeros(size, dtype=torch.float64), torch.ones(size, dtype=torch.float64)
+    if divide:
+        shared = {"fill": state.fill, "centre": state.mean, "scale": state.scale, "degree": degree}
+        fold = {name: Sum() for name in ("n", "sum", "square")}
+        got = yield Ask(monomial_sums, {**shared, "mean": mean}, fold, scratch=size)
+        assert got is not None
+        mean = got["sum"] / got["n"].clamp(min=1)
+        got = yield Ask(monomial_sums, {**shared, "mean": mean}, fold, scratch=size)
+        assert got is not None
+        scale = _deviation(got["square"], got["n"], mean)
+    return replace(state, degree=degree, monomial_mean=mean, monomial_scale=scale)
 
 
 def _deviation(square: Tensor, n: Tensor, mean: Tensor) -> Tensor:
@@ -134,6 +179,16 @@ def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     if shared["real"]:
         y = (data.target.to(torch.float64) - shared["y_mean"][0]) * data.real
     reply |= {"y_n": n, "y_sum": y.sum(1), "y_square": (y * y).sum(1)}
+    return {name: value[None] for name, value in reply.items()}, {}
+
+
+def monomial_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Count, sums and squares about a given centre of every monomial of the scaled features."""
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    scaling = Scaling(shared["fill"][0], shared["centre"][0], shared["scale"][0], zero, one)
+    made = monomials(scaling.features(data.x.to(torch.float64)), shared["degree"])
+    about = (made - shared["mean"][0]) * data.real[..., None]
+    reply = {"n": data.n.to(torch.float64), "sum": about.sum(1), "square": (about * about).sum(1)}
     return {name: value[None] for name, value in reply.items()}, {}
 
 

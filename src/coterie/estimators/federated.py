@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scikit-learn face: constructors store parameters, `fit` learns, results end in an underscore."""
+"""What all estimators share: scikit-learn's manners around fitting, placing clients, predicting and scoring."""
 
 import warnings
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -12,35 +11,30 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor, nn
 
-from coterie.config import FitOptions, options
+from coterie.baselines import target_variance
+from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.readers import from_arrays
 from coterie.data.schema import Schema
 from coterie.data.values import name_of
 from coterie.errors import DataError
+from coterie.estimators.parameters import options_of
 from coterie.evaluate import Placed
-from coterie.fitting import Fitted, Watch, fit, measured_models, placed
+from coterie.fitting import Descended, Fitted, Watch, fit, measured_models, placed
 from coterie.local import outputs
 from coterie.models import Model
-from coterie.runs import Loaded, load_run
+from coterie.runs import Loaded
 
-__all__ = ["IFCA", "FedAvg", "Federated", "load"]
-
-_TRAINING = (
-    "rounds", "step_size", "local_steps", "epochs", "batch_size", "momentum", "decay", "participation", "weighting",
-    "tol",
-)  # fmt: skip
-_CLUSTERS = (
-    "n_clusters", "averaging", "init", "n_init", "candidates", "soft", "temperature", "shared_layers", "patience",
-)  # fmt: skip
+__all__ = ["Federated"]
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
     """What all estimators share: fitting, placing clients, predicting, scoring."""
 
-    model: nn.Module | Model | None
-    random_state: int
+    method: ClassVar[str]  # what it is called in the options
+    model: nn.Module | Model | None = None
+    start: Tensor | None = None
 
     def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
         """Fit to clients.
@@ -52,9 +46,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         watch : callable, optional
             Told of every round.
         """
-        chosen = self._options()
         data = _as_clients(clients, y, groups)
-        self._keep(fit(data, chosen, module=self.model, start=self._start(), watch=watch))
+        start = None if self.start is None else torch.as_tensor(self.start)
+        self._keep(fit(data, self._options(), module=self.model, start=start, watch=watch))
         self.classes_ = _classes(self.schema_, y)
         return self
 
@@ -86,8 +80,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         measured = measured_models(self.model_, self.theta_, self._labels_of(rows), rows)
         if self.model_.loss == "cross_entropy":
             return measured.mean_right
-        total = torch.cat([block.target[block.real] for block in rows.blocks()]).double()
-        return 1.0 - measured.mean_right / max(float(total.var(correction=0)), 1e-300)
+        return 1.0 - measured.mean_right / max(target_variance(rows), 1e-300)
 
     def known_labels(self, names: np.ndarray) -> Tensor:
         """[M] the cluster of each client in training, -1 for one that was not there; all 0 when there is one model."""
@@ -114,27 +107,34 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _options(self) -> FitOptions:
-        raise AssertionError("every estimator says what it fits")  # pragma: no cover
-
-    def _start(self) -> Tensor | None:
-        return None
+        return options_of(self, self.method)
 
     def _keep(self, fitted: Fitted) -> None:
-        self.fitted_ = fitted
-        self.model_, self.scaling_, self.schema_, self.theta_ = (
-            fitted.model,
-            fitted.scaling,
-            fitted.schema,
-            fitted.theta,
-        )
+        self.fitted_, self.history_ = fitted, fitted.rounds
+        self._know(fitted)
         self.client_names_, self.labels_ = fitted.names, fitted.placed.label.numpy()
         self.margins_, self.certain_ = fitted.placed.margin.numpy(), fitted.placed.certain.numpy()
-        self.history_ = fitted.rounds
-        self.scores_ = {score.method: score for score in fitted.scores}
         self._known = dict(zip(fitted.names.tolist(), self.labels_.tolist(), strict=True))
         for said in fitted.warnings:
             if "ended empty" in said:
                 warnings.warn(said, ConvergenceWarning, stacklevel=3)
+
+    def _restore(self, run: Loaded) -> None:
+        """Become what a finished run has fitted."""
+        self._know(run)
+        self._known = run.labels
+        self.client_names_, self.labels_ = np.asarray(list(run.labels)), np.asarray(list(run.labels.values()))
+        self.margins_, self.certain_ = run.margins, run.certain
+        self.classes_ = _classes(run.schema, None)
+
+    def _know(self, found: Fitted | Loaded) -> None:
+        self.model_, self.scaling_, self.schema_ = found.model, found.scaling, found.schema
+        self.theta_ = found.theta
+        self.scores_ = {score.method: score for score in found.scores}
+        self._know_descent(found.descended)
+
+    def _know_descent(self, found: Descended | None) -> None:
+        """Take note of Phase 1, where a method has one."""
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "theta_"):
@@ -176,214 +176,6 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 "give labelled rows of it: `assign` places new clients",
             )
         return torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)
-
-
-class IFCA(Federated):
-    """Clients fall into groups: find them, and train a model for each (paper 004).
-
-    Parameters
-    ----------
-    n_clusters : int
-        Number of groups.
-    model : nn.Module or Model, optional
-        What is trained; linear (or softmax) regression by default, with `hidden` layers a network.
-    init : {"spread", "random", "balanced", "warm"}
-        Where models begin; "warm" begins at `start`.
-    n_init : int
-        Starts that are advanced in lockstep; the best on held-out rows wins and is fitted on all rows.
-    rounds, local_steps, step_size, ... :
-        See `coterie.config`; `step_size=None` chooses a safe one for linear models.
-    random_state : int
-        Seed.
-
-    Attributes
-    ----------
-    labels_ : ndarray
-        [M] cluster of each client, in the order of `client_names_`.
-    margins_, certain_ : ndarray
-        [M] loss margin to the runner-up, and whether it is beyond noise.
-    theta_ : Tensor
-        [K, P] the models.
-    history_ : list of Round
-        What happened.
-    scores_ : dict
-        How the method and its baselines do.
-    classes_ : ndarray
-        What predictions of a class are made of: the values of `y`, or the names in a file.
-    """
-
-    def __init__(
-        self,
-        n_clusters: int = 2,
-        *,
-        model: nn.Module | Model | None = None,
-        hidden: tuple[int, ...] = (),
-        intercept: bool = True,
-        l2: float = 0.0,
-        averaging: Literal["model", "gradient"] = "model",
-        init: Literal["random", "balanced", "spread", "warm"] = "spread",
-        start: Tensor | None = None,
-        n_init: int = 1,
-        candidates: int = 5,
-        rounds: int = 100,
-        step_size: float | None = None,
-        local_steps: int = 10,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        momentum: float = 0.0,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        weighting: Literal["clients", "rows"] = "clients",
-        shared_layers: tuple[str, ...] = (),
-        soft: bool = False,
-        temperature: float | None = None,
-        patience: int = 5,
-        tol: float = 0.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.model = model
-        self.hidden = hidden
-        self.intercept = intercept
-        self.l2 = l2
-        self.averaging = averaging
-        self.init = init
-        self.start = start
-        self.n_init = n_init
-        self.candidates = candidates
-        self.rounds = rounds
-        self.step_size = step_size
-        self.local_steps = local_steps
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.decay = decay
-        self.participation = participation
-        self.weighting = weighting
-        self.shared_layers = shared_layers
-        self.soft = soft
-        self.temperature = temperature
-        self.patience = patience
-        self.tol = tol
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
-
-    def _options(self) -> FitOptions:
-        return _options_of(self, "ifca", clusters={name: getattr(self, name) for name in _CLUSTERS})
-
-    def _start(self) -> Tensor | None:
-        return None if self.start is None else torch.as_tensor(self.start)
-
-
-class FedAvg(Federated):
-    """One model for all clients; with `proximal` > 0 this is FedProx.
-
-    Parameters
-    ----------
-    model, hidden, l2, rounds, step_size, ... :
-        As for `IFCA`.
-    proximal : float
-        mu of FedProx.
-    """
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module | Model | None = None,
-        hidden: tuple[int, ...] = (),
-        intercept: bool = True,
-        l2: float = 0.0,
-        rounds: int = 100,
-        step_size: float | None = None,
-        local_steps: int = 10,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        momentum: float = 0.0,
-        proximal: float = 0.0,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        weighting: Literal["clients", "rows"] = "rows",
-        tol: float = 0.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.model = model
-        self.hidden = hidden
-        self.intercept = intercept
-        self.l2 = l2
-        self.rounds = rounds
-        self.step_size = step_size
-        self.local_steps = local_steps
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.proximal = proximal
-        self.decay = decay
-        self.participation = participation
-        self.weighting = weighting
-        self.tol = tol
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
-
-    def _options(self) -> FitOptions:
-        return _options_of(self, "fedavg", training={"proximal": self.proximal})
-
-
-def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Federated:
-    """Load a finished run as a fitted estimator.
-
-    Parameters
-    ----------
-    folder : str or Path
-        What `coterie fit --out` wrote.
-    model : nn.Module, optional
-        The network that was trained, when it was your own.
-    """
-    run = load_run(Path(folder), module=model)
-    made = _unfitted(run.options, model)
-    _restore(made, run)
-    return made
-
-
-def _unfitted(chosen: FitOptions, model: nn.Module | Model | None) -> Federated:
-    """Make the estimator that has these options."""
-    common: dict[str, Any] = {name: getattr(chosen.training, name) for name in _TRAINING}
-    if chosen.training.weighting is None:
-        del common["weighting"]  # each has its own
-    common |= {
-        **chosen.model.model_dump(), "model": model, "random_state": chosen.seed,
-        "standardise": chosen.data.standardise, "baselines": chosen.baselines,
-    }  # fmt: skip
-    if chosen.method == "ifca":
-        return IFCA(**common, **{name: getattr(chosen.clusters, name) for name in _CLUSTERS})
-    return FedAvg(**common, proximal=chosen.training.proximal)
-
-
-def _restore(estimator: Federated, run: Loaded) -> None:
-    estimator.model_, estimator.scaling_, estimator.schema_ = run.model, run.scaling, run.schema
-    estimator.theta_ = run.theta
-    estimator._known = run.labels
-    estimator.client_names_ = np.asarray(list(run.labels))
-    estimator.labels_ = np.asarray(list(run.labels.values()))
-    estimator.margins_, estimator.certain_ = run.margins, run.certain
-    estimator.scores_ = {score.method: score for score in run.scores}
-    estimator.classes_ = _classes(run.schema, None)
-
-
-def _options_of(estimator: Any, method: str, **more: dict[str, Any]) -> FitOptions:
-    training = {name: getattr(estimator, name) for name in _TRAINING}
-    tree: dict[str, Any] = {
-        "method": method, "seed": estimator.random_state, "baselines": estimator.baselines,
-        "data": {"standardise": estimator.standardise},
-        "model": {name: getattr(estimator, name) for name in ("hidden", "intercept", "l2")},
-        "training": training | more.pop("training", {}), **more,
-    }  # fmt: skip
-    return options(tree)
 
 
 def _as_clients(data: Any, y: Any, groups: Any) -> Clients:

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a fit does, and how well it would have done without clusters: one model for all, and one model each."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.algorithms import fedavg
+from coterie.data.ragged import Ragged
+from coterie.engines.in_process import InProcess
+from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask
+from coterie.models import Dense, Model
+from coterie.phases import Phases, Prepared, has_closed_form
+from coterie.protocol import Algorithm
+
+__all__ = ["VALIDATION", "Score", "fedavg_program", "measure", "measured_models", "placed", "target_variance"]
+
+VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
+
+_LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+_SUPPORT = 0.5  # rows of a new client that place it; the others judge
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one method does, over all rows: accuracy, or root mean squared error in the target's units.
+
+    For regression there is R^2 beside it: 1 - MSE / variance of the same rows' targets.
+    """
+
+    method: str
+    label: str
+    train: float | None
+    test: float | None
+    new_clients: float | None = None
+    train_r2: float | None = None
+    test_r2: float | None = None
+    new_clients_r2: float | None = None
+
+
+def placed(model: Model, theta: Tensor, rows: Ragged) -> Placed:
+    """Place clients among models theta [K, P] by the loss on their rows."""
+    return Placed(**InProcess(rows).ask(place_ask(model, theta)).values)
+
+
+def measured_models(model: Model, theta: Tensor, label: Tensor, rows: Ragged) -> Measured:
+    """Measure model number `label` [M] of theta [K, P] on each client's rows."""
+    return Measured(**InProcess(rows).ask(measure_ask(model, theta, label)).values)
+
+
+def target_variance(rows: Ragged) -> float:
+    """Variance of all rows' targets, a block at a time: first the mean, then squares about it."""
+    n, total, square = rows.layout.n_rows, 0.0, 0.0
+    for block in rows.blocks():
+        total += float(block.target[block.real].double().sum())
+    for block in rows.blocks():
+        square += float((block.target[block.real].double() - total / max(n, 1)).square().sum())
+    return square / max(n, 1)
+
+
+def measure(
+    phases: Phases, made: Prepared, theta: Tensor, found: Placed, label: str
+) -> tuple[list[Score], dict[str, Tensor]]:
+    """Measure the method and the baselines on training rows, held-out rows and new clients.  -> scores, [M] by name"""
+    train = measured_models(made.model, theta, found.label, made.rows)
+    test = None if made.test is None else measured_models(made.model, theta, found.label, made.test)
+    per_client = {"train_loss": train.loss, "rows_train": train.rows}
+    if test is not None:
+        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": _metric(made, test.right)}
+    method, seed = phases.options.method, phases.options.seed
+    scores = [_score(made, (method, label), train, test, _on_newcomers(made, theta, seed))]
+    if phases.options.baselines:
+        if method != "fedavg":
+            _add_global(phases, made, scores, per_client)
+        _add_local(phases, made, scores, per_client)
+    return scores, per_client
+
+
+def _score(
+    made: Prepared, name: tuple[str, str], train: Measured, test: Measured | None,
+    new: tuple[Measured, Ragged] | None = None,
+) -> Score:  # fmt: skip
+    """Put a score together: what was measured on three kinds of rows, those of new clients together with the rows."""
+    sides = [(train, made.rows), (test, made.test), new or (None, None)]
+    values = [None if m is None else _overall(made, m) for m, _ in sides]
+    return Score(*name, *values, *(_r2(made.model, *side) for side in sides))
+
+
+def _overall(made: Prepared, measured: Measured) -> float:
+    return float(_metric(made, torch.tensor(measured.mean_right, dtype=torch.float64)))
+
+
+def _metric(made: Prepared, right: Tensor) -> Tensor:
+    if made.model.loss == "cross_entropy":
+        return right
+    return right.clamp(min=0).sqrt() * made.scaling.y_scale.to(right.dtype)
+
+
+def _r2(model: Model, measured: Measured | None, rows: Ragged | None) -> float | None:
+    if measured is None or rows is None or model.loss == "cross_entropy":
+        return None
+    variance = target_variance(rows)
+    return 1.0 - measured.mean_right / variance if variance > 0 else None
+
+
+def _on_newcomers(made: Prepared, theta: Tensor, seed: int) -> tuple[Measured, Ragged] | None:
+    """Place new clients by half of their rows, and measure on the other half, which is handed over too."""
+    if made.newcomers is None:
+        return None
+    enough = np.flatnonzero(made.newcomers.layout.counts > 1)  # nothing would be left of one row
+    if not len(enough):
+        return None
+    query, support = made.newcomers.only(enough).split(_SUPPORT, seed=seed, purpose="support")
+    label = placed(made.model, theta, support).label
+    return measured_models(made.model, theta, label, query), query
+
+
+# -- one model for all ------------------------------------------------------------------------------------------------
+def fedavg_program(phases: Phases, made: Prepared) -> partial[Algorithm]:
+    """FedAvg with the options of the fit."""
+    t = phases.options.training
+    return partial(
+        fedavg.fedavg, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=phases.options.seed,
+        training=made.training, decay=t.decay, weighting=t.weighting or "rows", tol=t.tol,
+    )  # fmt: skip
+
+
+def _add_global(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
+    model, closed = made.model, has_closed_form(made.model)
+    program = fedavg_program(phases, made)
+    if isinstance(model, Dense) and closed:  # l2/2 |w|^2 is what training penalises
+        program = partial(fedavg.pooled_ridge, model=model, l2=max(model.l2 / 2, 1e-6))
+    rounds = 1 if closed else phases.options.training.rounds
+    theta = phases.run("one model for all", made.rows, [program], fedavg.State, rounds).states[0].theta[None]
+    everyone = torch.zeros(made.rows.n_clients, dtype=torch.int64)
+    train = measured_models(model, theta, everyone, made.rows)
+    test = None if made.test is None else measured_models(model, theta, everyone, made.test)
+    if test is not None:
+        per_client["metric_global"] = _metric(made, test.right)
+    name = "one model for all" + (" (ridge)" if closed else "")
+    new = _on_newcomers(made, theta, phases.options.seed)
+    scores.append(_score(made, ("global", name), train, test, new))
+
+
+# -- one model each ---------------------------------------------------------------------------------------------------
+def _add_local(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
+    engine = _trained_local(phases, made, made.rows, _local_ridge(phases, made), "one model each")
+    train = Measured(**engine.ask(measure_own_ask(made.model)).values)
+    test = None
+    if made.test is not None:
+        test = _own_on(engine, made.model, made.test)
+        per_client["metric_local"] = _metric(made, test.right)
+    scores.append(_score(made, ("local", "one model each"), train, test))
+
+
+def _local_ridge(phases: Phases, made: Prepared) -> float:
+    """Choose the local models' penalty on held-out rows, all clients together."""
+    if not has_closed_form(made.model):
+        return 0.0
+    part, held = made.rows.split(VALIDATION, seed=phases.options.seed, purpose="validation")
+    losses = []
+    for l2 in _LOCAL_RIDGES:
+        measured = _own_on(_trained_local(phases, made, part, l2, None), made.model, held)
+        losses.append(float((measured.loss * measured.rows).sum()))
+    return _LOCAL_RIDGES[int(np.argmin(losses))]
+
+
+def _trained_local(phases: Phases, made: Prepared, rows: Ragged, l2: float, phase: str | None) -> InProcess:
+    t = phases.options.training
+    program = partial(
+        fedavg.local_models, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=phases.options.seed,
+        training=replace(made.training, proximal=0.0, exact=False), decay=t.decay, l2=l2,
+    )  # fmt: skip
+    engine = InProcess(rows)
+    phases.run(phase, rows, [program], fedavg.LocalState, 1 if has_closed_form(made.model) else t.rounds, engine)
+    return engine
+
+
+def _own_on(trained: InProcess, model: Model, rows: Ragged) -> Measured:
+    """Measure the private models that an engine's clients have learnt on other rows of the same clients."""
+    engine = InProcess(rows)
+    engine.worker.private = trained.worker.private
+    return Measured(**engine.ask(measure_own_ask(model)).values)

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scikit-learn face: constructors store parameters, `fit` learns, results end in an underscore."""
+
+from coterie.estimators.fedavg import FedAvg
+from coterie.estimators.federated import Federated
+from coterie.estimators.ifca import IFCA
+from coterie.estimators.loading import load
+from coterie.estimators.mixed_regression import MixedRegression
+
+__all__ = ["IFCA", "FedAvg", "Federated", "MixedRegression", "load"]

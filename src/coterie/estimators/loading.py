@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a run folder to a fitted estimator."""
+
+from pathlib import Path
+
+from torch import nn
+
+from coterie.estimators.fedavg import FedAvg
+from coterie.estimators.federated import Federated
+from coterie.estimators.ifca import IFCA
+from coterie.estimators.mixed_regression import MixedRegression
+from coterie.estimators.parameters import parameters_of
+from coterie.models import Model
+from coterie.runs import load_run
+
+__all__ = ["load"]
+
+_KINDS: dict[str, type[Federated]] = {kind.method: kind for kind in (IFCA, MixedRegression, FedAvg)}
+
+
+def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Federated:
+    """Load a finished run as a fitted estimator.
+
+    Parameters
+    ----------
+    folder : str or Path
+        What `coterie fit --out` wrote.
+    model : nn.Module, optional
+        The network that was trained, when it was your own.
+    """
+    run = load_run(Path(folder), module=model)
+    kind = _KINDS[run.options.method]
+    own = {"model": model} if "model" in kind._get_param_names() else {}
+    made = kind(**parameters_of(kind, run.options), **own)
+    made._restore(run)
+    return made

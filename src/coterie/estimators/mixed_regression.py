@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed regression from any start as an estimator."""
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from coterie.estimators.federated import Federated
+from coterie.fitting import Descended
+
+__all__ = ["MixedRegression"]
+
+
+class MixedRegression(Federated):
+    """Clients follow one of a few linear regressions: find these from any start (papers 000 and 002).
+
+    Phase 1, moment descent, leads the models of a few clients, the anchors, to those of their groups. Phase 2 assigns all
+    clients and refines the models by FedAvg (`local_steps`) or FedProx (`proximal`, `exact`).
+
+    Parameters
+    ----------
+    n_clusters : int, optional
+        Number of groups; None estimates it, at most `max_clusters`.
+    degree : int
+        Of the polynomial feature map; 1 is none.
+    iterations, estimator, subspace, exchanges, oversampling, step, descent_step_size :
+        Of Phase 1: see `coterie.algorithms.moment_descent.Descent`.
+    anchors, min_rows : int, optional
+        How many anchors, and rows that they should have; 10 for each group by default.
+    further : bool
+        Whether more anchors are drawn among clients that are badly served, if there are many.
+    delta, eps : float
+        Least distance between two models, of standardised features and targets, if it is known; an anchor stops where it
+        would move by less than `eps` delta.
+    noise : float
+        Standard deviation of what is added to the anchors' models before clients see them (Remark 2).
+    start : Tensor, optional
+        [P] where all anchors begin; zero by default.
+    rounds, local_steps, step_size, average_over, ... :
+        Of Phase 2, as for `IFCA`.
+    random_state : int
+        Seed.
+
+    Attributes
+    ----------
+    labels_, margins_, certain_, theta_, history_, scores_ :
+        As for `IFCA`.
+    n_clusters_ : int
+        Number of groups that were found.
+    anchors_ : ndarray
+        [A] names of the anchors.
+    anchor_models_ : Tensor
+        [A, P] where Phase 1 led them.
+    spectrum_ : Tensor
+        [L] singular values of the moments at the anchors, mean over anchors, in the last iteration. Of a loaded run
+        without its state file, this and the two above are not there.
+    """
+
+    method: ClassVar[str] = "moment-descent"
+
+    def __init__(
+        self,
+        n_clusters: int | None = None,
+        *,
+        degree: int = 1,
+        intercept: bool = True,
+        l2: float = 0.0,
+        iterations: int = 5,
+        estimator: Literal["pairs", "halves", "two"] = "pairs",
+        subspace: Literal["range", "orthogonal"] = "range",
+        exchanges: int = 3,
+        oversampling: int = 8,
+        step: Literal["curvature", "plain"] = "curvature",
+        descent_step_size: float = 1.0,
+        anchors: int | None = None,
+        min_rows: int | None = None,
+        further: bool = True,
+        delta: float = 0.0,
+        eps: float = 0.05,
+        max_clusters: int = 6,
+        noise: float = 0.0,
+        start: Tensor | None = None,
+        rounds: int = 100,
+        step_size: float | None = None,
+        local_steps: int = 10,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        momentum: float = 0.0,
+        proximal: float = 0.0,
+        exact: bool = False,
+        decay: float = 1.0,
+        participation: float = 1.0,
+        weighting: Literal["clients", "rows"] = "rows",
+        averaging: Literal["model", "gradient"] = "model",
+        average_over: Literal["cluster", "everyone"] = "everyone",
+        shared_layers: tuple[str, ...] = (),
+        soft: bool = False,
+        temperature: float | None = None,
+        patience: int = 5,
+        tol: float = 0.0,
+        standardise: bool = True,
+        baselines: bool = False,
+        random_state: int = 0,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.degree = degree
+        self.intercept = intercept
+        self.l2 = l2
+        self.iterations = iterations
+        self.estimator = estimator
+        self.subspace = subspace
+        self.exchanges = exchanges
+        self.oversampling = oversampling
+        self.step = step
+        self.descent_step_size = descent_step_size
+        self.anchors = anchors
+        self.min_rows = min_rows
+        self.further = further
+        self.delta = delta
+        self.eps = eps
+        self.max_clusters = max_clusters
+        self.noise = noise
+        self.start = start
+        self.rounds = rounds
+        self.step_size = step_size
+        self.local_steps = local_steps
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.momentum = momentum
+        self.proximal = proximal
+        self.exact = exact
+        self.decay = decay
+        self.participation = participation
+        self.weighting = weighting
+        self.averaging = averaging
+        self.average_over = average_over
+        self.shared_layers = shared_layers
+        self.soft = soft
+        self.temperature = temperature
+        self.patience = patience
+        self.tol = tol
+        self.standardise = standardise
+        self.baselines = baselines
+        self.random_state = random_state
+
+    def _know_descent(self, found: Descended | None) -> None:
+        self.n_clusters_ = len(self.theta_)
+        if found is not None:
+            self.anchors_, self.anchor_models_, self.spectrum_ = found.anchors, found.theta, found.spectrum

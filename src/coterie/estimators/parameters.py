@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a constructor's parameters stand among the options, and back."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from sklearn.base import BaseEstimator
+
+from coterie.config import ClusterOptions, FitOptions, ModelOptions, MomentOptions, TrainingOptions, options
+
+__all__ = ["options_of", "parameters_of"]
+
+_GROUPS: dict[str, type[BaseModel]] = {
+    "moments": MomentOptions,
+    "clusters": ClusterOptions,
+    "training": TrainingOptions,
+    "model": ModelOptions,
+}
+_PLACES = {name: (group, name) for group, kind in _GROUPS.items() for name in kind.model_fields}
+_PLACES |= {
+    "random_state": ("", "seed"),
+    "baselines": ("", "baselines"),
+    "standardise": ("data", "standardise"),
+    "descent_step_size": ("moments", "step_size"),  # `step_size` is that of training
+}
+
+
+def options_of(estimator: BaseEstimator, method: str) -> FitOptions:
+    """Put the options together that an estimator's parameters stand for."""
+    tree: dict[str, Any] = {"method": method}
+    for name, value in estimator.get_params(deep=False).items():
+        if name in _PLACES:
+            group, option = _PLACES[name]
+            (tree.setdefault(group, {}) if group else tree)[option] = value
+    return options(tree)
+
+
+def parameters_of(kind: type[BaseEstimator], chosen: FitOptions) -> dict[str, Any]:
+    """Find the parameters that options stand for; what they leave open is left to the constructor."""
+    found = {}
+    for name in kind._get_param_names():
+        if name in _PLACES:
+            group, option = _PLACES[name]
+            found[name] = getattr(getattr(chosen, group) if group else chosen, option)
+    return {name: value for name, value in found.items() if value is not None}
