@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.algorithms import fedavg as fed
 from coterie.algorithms import ifca as clustered
 from coterie.algorithms import moment_descent as moments
+from coterie.algorithms import one_shot as once
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.starts import Start
 from coterie.data.ragged import Layout, Ragged
@@ -279,6 +280,16 @@ def descent_case(name: str, *, n_clusters: int | None = 2, draws_clients: bool =
     )  # fmt: skip
 
 
+def one_shot_case(name: str, model: Dense = LINE, **options: Any) -> Case:
+    """k-means draws its seeds among clients by number."""
+    options = {"n_clusters": 2, "rounds": 4, "step_size": 0.05, "weighting": "clients", **options}
+
+    def program(seed: int) -> Program:
+        return lambda state: once.one_shot(state, model=model, seed=seed, **options)
+
+    return Case(name, program, once.State, draws_clients=True)
+
+
 FAR = Start("warm", theta=torch.cat([warm(LINE).theta, torch.full((1, 4), 1e3, dtype=torch.float64)]))  # type: ignore[list-item]
 STEPS = Training(steps=3)
 EXACT = Training(exact=True, proximal=0.5)
@@ -316,4 +327,6 @@ CASES: list[Case] = [
     descent_case("moment-descent-unknown", n_clusters=None),
     descent_case("mixed-regression", rounds=2, step_size=0.05, training=STEPS),
     descent_case("mixed-regression-exact", rounds=2, step_size=0.05, training=EXACT),
+    one_shot_case("one-shot", training=STEPS),
+    one_shot_case("one-shot-network", NET, training=STEPS, fit=STEPS),
 ]

@@ -253,6 +253,7 @@ INDIVIDUAL = {
     "introduce": {"n", "draw"},  # who may be an anchor
     "descend": {"theta", "moved"},  # the anchors' own models
     "answer_to": {"n"},  # whom to send perturbed copies
+    "fit_once": {"theta", "n"},  # what one-shot clustering gives to k-means
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.data.synthetic import Planted, bernoulli_starts, mixed_regression, oracle_error
+from coterie.data.synthetic import Planted, bernoulli_starts, mixed_regression, oracle_error, unequal_mixture
 from coterie.errors import ConfigError
 
 
@@ -176,3 +176,118 @@ def test_least_squares_with_known_clusters_reaches_the_oracle_error() -> None:
     fit = torch.linalg.lstsq(x[own], y[own, None]).solution[:, 0]
     # A chi-square with 20 degrees of freedom: within 16 % for one standard deviation.
     assert float((fit - planted.theta[0]).norm()) == pytest.approx(oracle_error(0.3, 20, 0.25, 200, 50), rel=0.5)
+
+
+# -- clients of unequal length ----------------------------------------------------------------------------------------
+LAWS = ("normal", "rademacher", "uniform", "laplace")
+
+
+def mixture(**changes: Any) -> Planted:
+    settings: dict[str, Any] = {
+        "rows": torch.full((200,), 50),
+        "shares": [0.2, 0.3, 0.5],
+        "n_features": 5,
+        "noise": 0.3,
+    }
+    return unequal_mixture(**(settings | {"seed": 1} | changes))
+
+
+def rows_by_cluster(planted: Planted) -> list[torch.Tensor]:
+    x, _ = rows_of(planted)
+    owner = planted.truth[torch.from_numpy(planted.rows.owners)]
+    return [x[owner == k] for k in range(len(planted.theta))]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_features_of_every_law_are_centred_uncorrelated_and_of_variance_one(law: str) -> None:
+    x, _ = rows_of(mixture(features=law))
+    # 10,000 rows: entries of mean and covariance are known to 0.01 (0.022 on the diagonal for laplace, with kurtosis 6).
+    torch.testing.assert_close(x.mean(0), torch.zeros(5, dtype=torch.float64), atol=0.05, rtol=0)
+    torch.testing.assert_close(x.T.cov(), torch.eye(5, dtype=torch.float64), atol=0.09, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("law", "kurtosis"), [("normal", 3.0), ("rademacher", 1.0), ("uniform", 1.8), ("laplace", 6.0)]
+)
+def test_laws_are_told_apart_by_their_fourth_moment(law: str, kurtosis: float) -> None:
+    x, _ = rows_of(mixture(features=law))
+    # 50,000 draws: the fourth moment of laplace varies most, with standard error sqrt(2520 - 36) / 224 = 0.22.
+    assert float((x**4).mean()) == pytest.approx(kurtosis, abs=0.9 if law == "laplace" else 0.2)
+    if law == "rademacher":
+        assert sorted(set(x.flatten().tolist())) == [-1.0, 1.0]
+    if law == "uniform":
+        assert float(x.abs().max()) <= math.sqrt(3)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_covariances_that_differ_have_eigenvalues_within_a_half_and_two(law: str) -> None:
+    planted = mixture(rows=torch.full((400,), 50), features=law, covariance="differs")
+    found = [x.T.cov() for x in rows_by_cluster(planted)]
+    for cov in found:
+        values = torch.linalg.eigvalsh(cov)
+        # 4,000 rows and more: eigenvalues are known to about sqrt(2 / 4000) = 2 %, under laplace 4 %.
+        assert 0.44 < float(values.min()) < float(values.max()) < 2.25
+    assert min(float((a - b).abs().max()) for i, a in enumerate(found) for b in found[:i]) > 0.2
+
+
+def test_clients_are_drawn_by_their_shares() -> None:
+    truth = mixture(rows=torch.full((10000,), 1)).truth
+    assert truth.dtype == torch.int64
+    # Standard error sqrt(0.25 / 10,000) = 0.005.
+    assert (truth.bincount() / 10000).tolist() == pytest.approx([0.2, 0.3, 0.5], abs=0.02)
+    assert mixture(rows=torch.full((50,), 1), shares=[0, 1]).truth.tolist() == [1] * 50
+
+
+def test_every_client_has_the_rows_that_were_asked_for() -> None:
+    counts = torch.tensor([3, 0, 1, 50, 0, 1, 3])
+    planted = mixture(rows=counts, noise=0.0)
+    assert planted.rows.counts.tolist() == counts.tolist()
+    assert planted.rows.names.tolist() == list("0123456")
+    for i in range(7):  # the rows of every client follow its own cluster's model
+        block = planted.rows.client(i)
+        assert block.x.shape == (1, int(counts[i]), 5)
+        torch.testing.assert_close(block.target[0], block.x[0] @ planted.theta[planted.truth[i]])
+
+
+def test_models_have_independent_coordinates_of_variance_four_over_d() -> None:
+    theta = mixture(n_features=4000).theta
+    # 12,000 coordinates: their variance is known to 1.3 %; squared lengths are 4, give or take 4 sqrt(2 / 4000) = 0.09.
+    assert float(theta.var()) == pytest.approx(4 / 4000, rel=0.06)
+    assert theta.square().sum(1).tolist() == pytest.approx([4.0] * 3, abs=0.4)
+    assert float((theta[0] @ theta[1]).abs()) < 0.4  # standard error 4 / sqrt(4000) = 0.06
+
+
+def test_mixture_noise_has_the_asked_variance() -> None:
+    planted = mixture(covariance="differs")
+    x, y = rows_of(planted)
+    owner = planted.truth[torch.from_numpy(planted.rows.owners)]
+    assert float((y - (x * planted.theta[owner]).sum(1)).std()) == pytest.approx(0.3, abs=0.01)
+
+
+def test_features_and_lengths_leave_models_and_clusters_of_a_seed_as_they_are() -> None:
+    base = mixture()
+    for other in (mixture(features="laplace"), mixture(rows=torch.arange(200)), mixture(covariance="differs")):
+        assert torch.equal(other.theta, base.theta)
+        assert torch.equal(other.truth, base.truth)
+    assert torch.equal(rows_of(mixture())[0], rows_of(base)[0])
+    assert not torch.equal(mixture(seed=2).theta, base.theta)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"features": "cauchy"},
+        {"covariance": "other"},
+        {"rows": torch.zeros(0, dtype=torch.int64)},
+        {"rows": torch.tensor([3, -1])},
+        {"n_features": 0},
+        {"noise": -0.1},
+        {"noise": math.nan},
+        {"shares": [0.0, 0.0]},
+        {"shares": [0.5, -0.5]},
+        {"shares": [math.nan, 1.0]},
+    ],
+)
+def test_senseless_mixtures_are_refused_with_a_hint(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="hint:"):
+        mixture(**wrong)
