@@ -142,6 +142,29 @@ def test_more_clusters_than_clients(parquet: Write) -> None:
     assert fit(parquet(), "--clusters", 5)[0] == "5 clusters are more than the 4 clients"
 
 
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["--hidden", "4"], "moment-descent needs a linear model", "--method ifca"),
+        (["--starts", "3"], "moment-descent makes its own start, and clusters.n_init=3 is for ifca", "leave it out"),
+        (["--task", "classification"], "moment-descent is for regression, and target 'k' has classes", "--task regr"),
+        (["--clusters", "5"], "5 clusters are more than the 4 clients", "at most 4"),
+        (["--clusters", "3", "--set", "moments.anchors=2"], "2 anchors cannot lead to 3 clusters", "moments.anchors"),
+        (["--set", "moments.anchor=2"], "there is no option 'moments.anchor'", "did you mean moments.anchors?"),
+        (["--set", "moments.exchanges=1"], "moments.exchanges is 1: input should be greater than or equal to 2", "--h"),
+        (["--set", "model.degree=200"], "2 features have 20,300 products up to degree 200", "lower model.degree"),
+        (["--set", "training.exact=true"], "training: an exact step needs a proximal term", "--help"),
+        (["--test-size", "0.9", "--min-rows", "6"], "no client has two training rows, and anchors need two", "ifca"),
+    ],
+)
+def test_what_moment_descent_cannot_do(parquet: Write, words: list[str], said: str, hint: str) -> None:
+    path = parquet(k=[i % 5 for i in range(N)])
+    target = ("k", "--exclude", "y") if "classification" in words else ("y", "--exclude", "k")
+    sentence, way_out = fit(path, *target[1:], "--method", "moment-descent", *words, target=target[0])
+    assert sentence.startswith(said)
+    assert hint in way_out
+
+
 def test_zero_clusters(parquet: Write) -> None:
     sentence, _ = fit(parquet(), "--clusters", 0)
     assert sentence == "clusters.n_clusters is 0: input should be greater than or equal to 1"

@@ -450,6 +450,27 @@ def test_a_terminal_sees_progress_and_no_colour_when_asked(data: Path, tmp_path:
     assert "\x1b" not in printed
 
 
+def test_a_terminal_sees_both_phases_of_moment_descent() -> None:
+    said = [
+        cli._said(info)
+        for info in (
+            {"movement": [0.31, 0.02, 0.1], "spectrum": [1.0], "events": []}, {"events": ["3 anchors make 2 clusters"]},
+            {"loss": 0.25, "sizes": [5, 5], "moved": 0, "events": []},
+        )
+    ]  # fmt: skip
+    assert said == ["moment descent: 3 anchors, moved by 0.1", "", "loss 0.25  sizes 5 5"]
+
+
+def test_a_bar_that_takes_longer_than_was_thought_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.err, "_force_terminal", True)
+    monkeypatch.setattr(cli.err, "file", shown := io.StringIO())
+    with cli._progress() as watch:
+        assert watch is not None
+        for round_, total in ((1, 6), (6, 6), (8, 8)):  # further anchors were drawn
+            watch("fit", Round(0, round_, 0.0, 1, 0, 0, {"movement": [0.5]}), total)
+    assert "8/8" in shown.getvalue()
+
+
 def _all_of(terminal: int) -> str:
     parts = []
     while True:

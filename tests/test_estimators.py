@@ -16,7 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 import coterie
-from coterie import IFCA, FedAvg
+from coterie import IFCA, FedAvg, MixedRegression
+from coterie.config import options
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError
 from coterie.fitting import fit
@@ -51,13 +52,23 @@ def by_hand(model: IFCA, made: Planted) -> np.ndarray:
 
 
 # -- scikit-learn's manners -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [IFCA, FedAvg])
+@pytest.mark.parametrize("kind", [IFCA, FedAvg, MixedRegression])
 def test_constructor_stores_every_parameter_as_it_is_and_nothing_else(kind: type) -> None:
     names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
     markers = {name: object() for name in names}  # nothing is looked at before fit
     made = kind(**markers)
     assert vars(made) == markers
     assert made.get_params(deep=False) == markers
+
+
+@pytest.mark.parametrize("kind", [IFCA, FedAvg, MixedRegression])
+def test_defaults_are_those_of_the_options(kind: type) -> None:
+    # What options leave open (None) is up to the method, and the constructor says what that is.
+    made, plain = kind()._options(), options({"method": kind.method, "baselines": False})
+    filled = {"n_clusters", "weighting", "average_over"}
+    for group in ("data", "model", "training", "clusters", "moments"):
+        own, default = (getattr(one, group).model_dump() for one in (made, plain))
+        assert {name: value for name, value in own.items() if value != default[name]}.keys() <= filled, group
 
 
 def test_clone_and_set_params() -> None:
@@ -367,9 +378,9 @@ def test_clients_with_other_classes_or_levels_are_refused_and_read_with_accepts_
 
 # -- runs -------------------------------------------------------------------------------------------------------------
 def written(folder: Path, model: Any, clients: coterie.Clients) -> Path:
-    options = model._options()
-    begin_run(folder, options, "test", clients)
-    finish_run(folder, fit(clients, options, module=model.model, folder=folder))
+    asked = model._options()
+    begin_run(folder, asked, "test", clients)
+    finish_run(folder, fit(clients, asked, module=model.model, folder=folder))
     return folder
 
 

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.kill_and_resume import fit_command, run_with_kills, same, write_data
+from benchmarks import kill_and_resume
+from benchmarks.kill_and_resume import COTERIE, fit_command, run_with_kills, same, write_data
 from safetensors.torch import save_file
 
 
 class Moments(random.Random):
-    """The moments of two kills, as parts of a whole run, most of which is Python starting; after that, peace."""
+    """The moments of kills, as parts of a whole run, most of which is Python starting; after that, peace."""
 
-    def __init__(self) -> None:
+    def __init__(self, *parts: float) -> None:
         super().__init__(0)
-        self.left = [0.7, 0.85]
+        self.left = list(parts)
 
     def uniform(self, a: float, b: float) -> float:
         return self.left.pop(0) if self.left else 100.0
@@ -30,9 +31,28 @@ def test_a_killed_run_ends_bit_equal(tmp_path: Path) -> None:
     begin = time.perf_counter()
     subprocess.run(fit_command(data, whole, rounds=15), check=True, capture_output=True)
     seconds = time.perf_counter() - begin
-    assert run_with_kills(data, killed, Moments(), longest=seconds, rounds=15) >= 1
+    assert run_with_kills(data, killed, Moments(0.7, 0.85), longest=seconds, rounds=15) >= 1
     assert same(whole, killed)
     assert not list(killed.rglob("*.tmp"))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_killed_moment_descent_ends_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def descent_command(data: Path, out: Path, *, rounds: int) -> list[str]:
+        return [
+            *COTERIE, "fit", str(data), "--client", "site", "--target", "y", "--method", "moment-descent",
+            "--rounds", str(rounds), "--out", str(out), "--checkpoint-seconds", "0",
+            "--set", "training.participation=0.7", "--set", "moments.iterations=20",
+        ]  # fmt: skip
+
+    monkeypatch.setattr(kill_and_resume, "fit_command", descent_command)
+    data, whole, killed = tmp_path / "data.csv", tmp_path / "whole", tmp_path / "killed"
+    write_data(data, clients=30, rows=20)
+    begin = time.perf_counter()
+    subprocess.run(descent_command(data, whole, rounds=30), check=True, capture_output=True)
+    seconds = time.perf_counter() - begin
+    assert run_with_kills(data, killed, Moments(0.8), longest=seconds, rounds=30) >= 1
+    assert same(whole, killed)
 
 
 def test_the_comparison_sees_a_single_bit(tmp_path: Path) -> None:

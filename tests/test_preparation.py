@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from torch import Tensor
 
 from coterie.algorithms.preparation import Scaling, learn_scaling, safe_step_size, steepness
@@ -28,8 +29,10 @@ def clients(counts: Sequence[int], d: int, *, seed: int = 0) -> tuple[list[Tenso
     return xs, [x.sum(1) * 100 + 7 for x in xs]
 
 
-def scaled(rows: Ragged, *, divide: bool = True, real_target: bool = True, block_bytes: int = 1 << 20) -> Scaling:
-    program = partial(learn_scaling, shape=rows.shape, divide=divide, real_target=real_target)
+def scaled(
+    rows: Ragged, *, divide: bool = True, real_target: bool = True, degree: int = 1, block_bytes: int = 1 << 20
+) -> Scaling:
+    program = partial(learn_scaling, shape=rows.shape, divide=divide, real_target=real_target, degree=degree)
     made: Scaling = InProcess(rows, block_bytes=block_bytes).run([program]).states[0]
     return made
 
@@ -155,6 +158,45 @@ def test_scaling_does_not_depend_on_blocks() -> None:
     one, many = scaled(ragged(xs, ys)), scaled(ragged(xs, ys), block_bytes=1)
     torch.testing.assert_close(many.mean, one.mean, rtol=1e-13, atol=0)
     torch.testing.assert_close(many.scale, one.scale, rtol=1e-13, atol=0)
+
+
+# -- feature maps -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("degree", [2, 3])
+def test_a_feature_map_multiplies_scaled_features_and_scales_the_products(degree: int) -> None:
+    xs, ys = clients((5, 0, 17, 1, 40), 4)
+    found, pooled = scaled(ragged(xs, ys), degree=degree), torch.cat(xs)
+    theirs = make_pipeline(StandardScaler(), PolynomialFeatures(degree, include_bias=False), StandardScaler())
+    made = found.features(pooled)
+    np.testing.assert_allclose(made, theirs.fit_transform(pooled.numpy()), atol=1e-10)
+    assert float(made.mean(0).abs().max()) < 1e-12
+    np.testing.assert_allclose(made.std(0, correction=0), 1, atol=1e-12)
+    other = scaled(ragged(xs, ys), degree=degree, block_bytes=1).features(pooled)
+    torch.testing.assert_close(other, made, rtol=1e-10, atol=1e-10)
+
+
+def test_missing_features_are_filled_before_they_are_multiplied() -> None:
+    xs, ys = clients((6, 9), 2)
+    xs[0][2, 1] = xs[1][4, 0] = torch.nan
+    found, pooled = scaled(ragged(xs, ys), degree=2), torch.cat(xs).numpy()
+    filled = np.where(np.isnan(pooled), np.nanmean(pooled, 0), pooled)
+    standard = (filled - np.nanmean(pooled, 0)) / np.nanstd(pooled, 0)
+    products = PolynomialFeatures(2, include_bias=False).fit_transform(standard)
+    want = (products - products.mean(0)) / products.std(0)
+    np.testing.assert_allclose(found.features(torch.from_numpy(pooled)), want, atol=1e-10)
+
+
+def test_a_feature_map_without_division_is_of_the_columns_as_they_are() -> None:
+    xs, ys = clients((6, 9), 2)
+    made = scaled(ragged(xs, ys), divide=False, degree=3).features(torch.cat(xs))
+    np.testing.assert_allclose(
+        made, PolynomialFeatures(3, include_bias=False).fit_transform(torch.cat(xs).numpy()), rtol=1e-12
+    )
+
+
+def test_products_that_are_the_same_everywhere_become_zero() -> None:
+    side = torch.tensor([1.0, -1.0] * 6, dtype=DOUBLE)[:, None]
+    made = scaled(ragged([side], [side[:, 0]]), degree=2).features(side)
+    assert made.tolist() == [[1.0, 0.0], [-1.0, 0.0]] * 6  # its square is 1
 
 
 # -- step size --------------------------------------------------------------------------------------------------------

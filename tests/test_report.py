@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from coterie.errors import RunError
 from coterie.report import write_report
 from coterie.report.client_plots import signed_bars, whiskers
+from coterie.report.columns import columns
 from coterie.report.numbers import byte_ticks, decimals_for, fixed, human_bytes, human_seconds, nice_ticks, plain_ticks
 from coterie.report.plots import Line, bars, dots, line_chart, scatter, stacked_area
 
@@ -220,6 +222,95 @@ def test_shows_every_part_of_a_full_run(folder: Path) -> None:
     assert f"Better for {better} of 139 clients" in text
 
 
+def test_r2_stands_in_the_table_and_not_on_the_axis_of_the_errors(folder: Path) -> None:
+    results = run_info(139, [50, 60, 29])["results"]
+    for entry, share in zip(results["methods"], (0.366, 0.342, 0.27), strict=True):
+        entry["test_r2"] = share
+    edit(folder, results=results)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "held-out R²" in words(page)
+    assert '<td class="num best">0.366</td>' in page
+    assert '<td class="num">0.270</td>' in page
+    assert page.count(">held-out R²<") == 1  # in the head of the table only
+
+
+# -- moment descent ---------------------------------------------------------------------------------------------------
+def add_descent(folder: Path) -> None:
+    """Two descents of 3 and of 2 anchors, five iterations each, before the 60 rounds of one fit."""
+    fit = rounds_table([50, 60, 29], n_runs=1).to_pylist()
+    first = [{"round": t, "movement": [0.5**t, 0.4**t, 0.0], "spectrum": [3.0 / t, 1.0, 0.1]} for t in range(1, 6)]
+    more = [{"round": t + 6, "movement": [0.5**t, 0.6**t], "spectrum": [2.0 / t, 0.5, 0.1]} for t in range(1, 6)]
+    rows = [{"run": 0, "bytes_up": 1000, "bytes_down": 3000, **row} for row in first + more]
+    rows += [{**row, "round": row["round"] + 12} for row in fit]
+    known = dict.fromkeys(name for row in rows for name in row)
+    table = {name: [row.get(name) for row in rows] for name in known}
+    pq.write_table(pa.table(table), folder / "rounds.parquet")
+    results = run_info(139, [50, 60, 29])["results"]
+    results["anchors"] = [EVIL, "school 060", "school 130", "school 061", "school 131"]  # of clusters 0, 1, 2, 1, 2
+    results["events"] = [
+        {"run": 0, "round": 6, "text": "many clients are badly served: 2 more anchors among them"},
+        {"run": 0, "round": 12, "text": "5 anchors make 3 clusters: their tree is cut at the number asked for"},
+        {"run": 0, "round": 40, "text": "cluster 2 was empty for 5 rounds"},
+    ]
+    edit(folder, method="moment-descent", results={**results, "chosen_run": 0})
+
+
+def section(page: str, name: str) -> str:
+    return page.split(f'<section id="{name}">')[1].split("</section>", maxsplit=1)[0]
+
+
+def test_moment_descent_has_a_section_of_its_own(folder: Path) -> None:
+    add_descent(folder)
+    page = write_report(folder).read_text(encoding="utf-8")
+    text, own = words(page), section(page, "descent")
+    assert "<h1>Moment descent</h1>" in page
+    assert "5 anchors make 3 clusters: their tree is cut at the number asked for." in own
+    assert "many clients are badly served: 2 more anchors among them." in own
+    assert "cluster 2 was empty" not in own
+    assert "after 10 iterations of moment descent" in text
+    assert "An iteration of moment descent takes 1.00 kB up and 3.00 kB down on average." in text
+    assert 'href="#descent"' in page
+
+
+def test_every_anchor_has_a_line_in_the_colour_of_its_cluster(folder: Path) -> None:
+    add_descent(folder)
+    own = section(write_report(folder).read_text(encoding="utf-8"), "descent")
+    drawn = re.findall(r'class="line (k\d) thin" d="([^"]*)"', own)
+    assert [tone for tone, _ in drawn] == ["k0", "k1", "k2", "k1", "k2"]
+    assert [path.count("L") for _, path in drawn] == [4, 4, 0, 4, 4]  # the third stood still
+    for legend in ("0 (1 anchor)", "1 (2 anchors)", "2 (2 anchors)", "iteration 1", "iteration 10"):
+        assert f"{legend}</li>" in own
+    assert own.count("<rect") == 2 * 3 + 2  # two spectra of three values, and their legend
+
+
+def test_rounds_of_training_are_those_of_phase_two(folder: Path) -> None:
+    add_descent(folder)
+    page = write_report(folder).read_text(encoding="utf-8")
+    line = re.search(r'class="line k0" d="M([\d.]+) ', section(page, "training"))
+    start = re.search(r'<path class="base" d="M([\d.]+) ', section(page, "training"))
+    assert line is not None
+    assert start is not None
+    assert line[1] == start[1]  # the axis begins where Phase 2 does
+
+
+def test_any_part_of_moment_descent_may_be_missing(folder: Path) -> None:
+    add_descent(folder)
+    full = pq.read_table(folder / "rounds.parquet")
+    for column in full.column_names:
+        where = full.column_names.index(column)
+        null = pa.nulls(len(full), full.schema.field(column).type)
+        for table in (full.drop_columns([column]), full.set_column(where, column, null)):
+            pq.write_table(table, folder / "rounds.parquet")
+            parse(write_report(folder).read_text(encoding="utf-8"))
+    pq.write_table(full, folder / "rounds.parquet")
+    for name in ("anchors", "events"):
+        results = json.loads((folder / "run.json").read_text(encoding="utf-8"))["results"]
+        edit(folder, results={**results, name: None})
+        parse(write_report(folder).read_text(encoding="utf-8"))
+    pq.write_table(full.slice(0, 10), folder / "rounds.parquet")  # it has only begun
+    assert '<section id="descent">' in write_report(folder).read_text(encoding="utf-8")
+
+
 def test_accuracy_is_written_in_percent_and_higher_is_better(folder: Path) -> None:
     info = run_info(139, [50, 60, 29])
     scores = [{"method": "ifca", "test": 0.9712}, {"method": "global", "test": 0.88}]
@@ -369,6 +460,7 @@ def test_standalone_plots_are_well_formed_files() -> None:
         stacked_area([1, 2, 3], [[1, 2, 3], [3, 2, 1]], names=[EVIL, "b"], standalone=True),
         signed_bars([0.3, -0.2, nan], titles=[EVIL] * 3, standalone=True),
         whiskers([0.3, 0.2, nan], [0.1, nan, 0.1], titles=[EVIL] * 3, standalone=True),
+        columns({EVIL: [0.3, nan, -0.1], "b": [1.0]}, title=EVIL, standalone=True),
     ]
     for plot in plots:
         root = ET.fromstring(plot)
@@ -383,6 +475,7 @@ def test_constant_and_single_values_can_be_drawn() -> None:
     assert "nan" not in line_chart([Line([3], [1.0])], log_y=True)
     assert "<circle" in scatter([1.0], [1.0])
     assert signed_bars([]).startswith("<svg")
+    assert columns({}).startswith("<svg")
 
 
 def test_ticks_are_round_and_labels_have_units() -> None:

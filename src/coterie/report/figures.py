@@ -216,12 +216,24 @@ def bytes_by_round(run: Run) -> tuple[Figure | None, str]:
     words = " and ".join(f"{human_bytes(float(np.nanmean(c)))} {name}" for c, name in columns)
     met = run.round_column("participants", run.chosen)
     took_part = "" if met is None else f" {_took_part(run, met)}"
+    took_part += _descent_bytes(run)
     if all(np.nanmax(c) <= 1.02 * np.nanmin(c) for c, _ in columns):
         return None, f"The same in every round: {words}.{took_part}"
     x = run.round_column("round", run.chosen)
     if x is None or len(x) < 2:
         return None, f"{words} a round.{took_part}"
     return _bytes_figure(x, columns), f"On average {words} a round.{took_part}"
+
+
+def _descent_bytes(run: Run) -> str:
+    """Say what an iteration of moment descent takes."""
+    rows = [i for group in run.descents for i in group]
+    pairs = [("bytes_up", "up"), ("bytes_down", "down")]
+    sums = [(sum(run.rounds[name][i] or 0 for i in rows), way) for name, way in pairs if name in run.rounds]
+    if not rows or not sums:
+        return ""
+    words = " and ".join(f"{human_bytes(total / len(rows))} {way}" for total, way in sums)
+    return f" An iteration of moment descent takes {words} on average."
 
 
 def _bytes_figure(x: Floats, columns: Sequence[tuple[Floats, str]]) -> Figure:

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from coterie.report import figures, summary, tables
+from coterie.report.descent import descent
 from coterie.report.frame import style
 from coterie.report.numbers import count
 from coterie.report.run_folder import Run, read_run
@@ -87,6 +88,7 @@ def _context(run: Run) -> dict[str, Any]:
         "comparison": table,
         "methods": None if table is None else figures.methods(run, table),
         "gains": figures.gains(run),
+        "descent": descent(run),
         "training": [f for f in (*figures.training(run), figures.cluster_sizes(run)) if f],
         "placing": [f for f in (figures.client_map(run), figures.margins(run)) if f],
         "clusters": tables.cluster_table(run),

@@ -23,7 +23,7 @@ class Line:
     """One line of a line chart; `low` and `high` draw a band around it.
 
     Missing values (NaN) break the line. `colour` counts through the palette; None takes the line's position. Faint
-    lines are grey.
+    lines are grey; thin ones keep their colour.
     """
 
     x: Sequence[float]
@@ -32,6 +32,7 @@ class Line:
     colour: int | None = None
     faint: bool = False
     dashed: bool = False
+    thin: bool = False
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
 
@@ -108,7 +109,7 @@ def _line(plot: Plot, line: Line, classes: str) -> list[str]:
         edges = ([v if ok else math.nan for v, ok in zip(edge, both, strict=True)] for edge in (line.low, line.high))
         for below, above in zip(*(plot.points(line.x, edge) for edge in edges), strict=True):
             out.append(f'<path class="band {classes}" d="{_path(below + above[::-1])}Z"/>')
-    style = f"{classes}{' faint' * line.faint}{' dashed' * line.dashed}"
+    style = f"{classes}{' faint' * line.faint}{' dashed' * line.dashed}{' thin' * line.thin}"
     pieces = plot.points(line.x, line.y)
     out.append(f'<path class="line {style}" d="{"".join(_path(piece) for piece in pieces if len(piece) > 1)}"/>')
     out.extend(marker(*piece[0], 2.5, style) for piece in pieces if len(piece) == 1)

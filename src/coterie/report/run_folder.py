@@ -116,14 +116,34 @@ class Run:
 
     @cached_property
     def restarts(self) -> dict[int, list[int]]:
-        """Row numbers of every restart in the table of rounds, by round."""
+        """Row numbers of every restart in the table of rounds, by round; without those of moment descent."""
         rounds = self.rounds.get("round", [])
         if not rounds or None in rounds:
             return {}
         rows: dict[int, list[int]] = {}
         for i, run in enumerate(self.rounds.get("run", [0] * len(rounds))):
-            rows.setdefault(int(run or 0), []).append(i)
+            if not self._movement[i]:
+                rows.setdefault(int(run or 0), []).append(i)
         return {run: sorted(mine, key=lambda i: rounds[i]) for run, mine in sorted(rows.items())}
+
+    @cached_property
+    def descents(self) -> list[list[int]]:
+        """Row numbers of moment descent, by round: a list for the first anchors, and one for those that came later."""
+        rounds = self.rounds.get("round", [])
+        if not rounds or None in rounds:
+            return []
+        groups: list[list[int]] = []
+        for i in sorted((i for i, moved in enumerate(self._movement) if moved), key=lambda i: rounds[i]):
+            if groups and rounds[i] == rounds[groups[-1][-1]] + 1:
+                groups[-1].append(i)
+            else:  # a round in which anchors were drawn lies between
+                groups.append([i])
+        return groups
+
+    @cached_property
+    def _movement(self) -> list[Any]:
+        """How far anchors moved, for each row of the rounds; None elsewhere."""
+        return self.rounds.get("movement", [None] * len(self.rounds.get("round", [])))
 
     @cached_property
     def chosen(self) -> int | None:

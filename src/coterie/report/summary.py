@@ -22,11 +22,12 @@ _METHOD_NAMES = {
     "fedgrem": "FedGrEM",
     "em": "Federated EM",
     "one_shot": "One-shot clustering",
-    "moment_descent": "Moment descent",
+    "moment-descent": "Moment descent",
     "global": "One model for all",
     "local": "One model per client",
 }
 _SCORES = {"test": "held-out rows", "train": "training rows", "new_clients": "new clients"}
+_R2 = {"test_r2": "held-out R²", "train_r2": "training R²"}  # the first that there is
 
 
 class Fact(NamedTuple):
@@ -38,7 +39,10 @@ class Fact(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The table of methods: a head, and rows of (name, is this run's method, cells as (text, is the best))."""
+    """The table of methods: a head, and rows of (name, is this run's method, cells as (text, is the best)).
+
+    `columns` are the values of the run's metric alone, to be drawn on one axis.
+    """
 
     head: list[str]
     rows: list[tuple[str, bool, list[tuple[str, bool]]]]
@@ -107,12 +111,18 @@ def comparison(run: Run) -> Comparison | None:
     pick = np.nanmax if run.metric.higher else np.nanmin
     rivals = {name: values for name, values in columns.items() if np.isfinite(values).sum() > 1}
     best = {name: texts[name][values.index(pick(values))] for name, values in rivals.items()}
+    explained = next((name for name in _R2 if any(number(m.get(name)) is not None for m in methods)), None)
+    if explained is not None:
+        shares = [_or_nan(m.get(explained)) for m in methods]
+        texts[_R2[explained]] = [fixed(v, 3) for v in shares]
+        if len(methods) > 1:
+            best[_R2[explained]] = fixed(max(v for v in shares if not np.isnan(v)), 3)
     own = _own(run, methods)
     rows = []
     for i, entry in enumerate(methods):
-        cells = [(texts[name][i], texts[name][i] == best.get(name)) for name in columns]
+        cells = [(column[i], column[i] == best.get(name)) for name, column in texts.items()]
         rows.append((_label(entry), i == own, cells))
-    return Comparison(list(columns), rows, columns, own)
+    return Comparison(list(texts), rows, columns, own)
 
 
 def facts(run: Run) -> list[Fact]:
@@ -124,6 +134,7 @@ def facts(run: Run) -> list[Fact]:
         _count_fact("rows", data.get("n_rows"), _rows_note(run)),
         _count_fact("features", data.get("n_features")),
         _count_fact("clusters", run.n_clusters, _sizes_note(sizes)),
+        _count_fact("anchors", len(results.get("anchors") or []) or None, "clients that moment descent began with"),
         _rounds_fact(run),
         _uncertain_fact(run),
     ]
@@ -200,6 +211,8 @@ def _rounds_fact(run: Run) -> Fact | None:
     if run.chosen is None:
         return None
     note = f"best of {len(run.restarts)} restarts (number {run.chosen})" if len(run.restarts) > 1 else ""
+    if run.descents:
+        note = f"after {sum(map(len, run.descents))} iterations of moment descent"
     return Fact("rounds", count(len(run.restarts[run.chosen])), note)
 
 
