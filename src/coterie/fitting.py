@@ -15,7 +15,8 @@ from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
-from coterie.baselines import VALIDATION, Score, fedavg_program, measure, measured_models, placed
+from coterie.baselines import Score, fedavg_program, measure, measured_models, placed
+from coterie.choosing import best_start, number_of_clusters
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
@@ -71,6 +72,7 @@ class _Trained:
     rounds: list[Round]
     chosen_run: int | None = None
     descended: Descended | None = None
+    counted: str | None = None  # how the number of clusters came about, when it was not given
 
 
 def fit(
@@ -110,7 +112,7 @@ def fit(
     done = train(phases, made, start)
     found = placed(made.model, done.theta, made.rows)
     scores, per_client = measure(phases, made, done.theta, found, _title(options, len(done.theta)))
-    warnings = _warnings(done.theta, found, options)
+    warnings = [*([done.counted] if done.counted else []), *_warnings(done.theta, found, options)]
     seconds = time.perf_counter() - began
     return Fitted(
         options, clients.schema, made.model, made.scaling, done.theta, clients.names, found,
@@ -131,26 +133,11 @@ def _train_ifca(phases: Phases, made: Prepared, start: Tensor | None) -> _Traine
     rounds: list[Round] = []
     winner = None
     if c.n_init > 1:
-        begin, winner, rounds = _best_start(phases, made, begin)
+        begin, winner, rounds = best_start(phases, made, lambda seed: _ifca(phases, made, begin, seed))
     program = _ifca(phases, made, begin, phases.options.seed)
     done = phases.run("fit", made.rows, [program], ifca.State, phases.options.training.rounds)
     last = 0 if winner is None else c.n_init  # the starts' rounds are kept, the final fit comes after them
     return _Trained(done.states[0].theta, rounds + [replace(r, run=last) for r in done.rounds], winner)
-
-
-def _best_start(phases: Phases, made: Prepared, begin: Start) -> tuple[Start, int, list[Round]]:
-    """Advance several starts in lockstep on part of the rows; the winner serves the other part best."""
-    options = phases.options
-    part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
-    programs = [_ifca(phases, made, begin, options.seed + 1 + i) for i in range(options.clusters.n_init)]
-    done = phases.run("choose a start", part, programs, ifca.State, options.training.rounds)
-    losses = []
-    for state in done.states:
-        label = placed(made.model, state.theta, part).label
-        measured = measured_models(made.model, state.theta, label, held)
-        losses.append(float((measured.loss * measured.rows).sum()))
-    winner = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
-    return Start("warm", done.states[winner].theta), winner, list(done.rounds)
 
 
 def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
@@ -165,19 +152,12 @@ def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Al
 
 
 def _train_moment_descent(phases: Phases, made: Prepared, start: Tensor | None) -> _Trained:
-    t, c, m = phases.options.training, phases.options.clusters, phases.options.moments
-    assert isinstance(made.model, Dense)
-    how = m.model_dump(exclude={"anchors", "min_rows", "further"})
-    program = partial(
-        moment_descent.mixed_regression, model=made.model, n_clusters=c.n_clusters, rounds=t.rounds,
-        step_size=made.step_size, seed=phases.options.seed,
-        descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further)),
-        start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
-        average_over=c.average_over or "everyone", shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, patience=c.patience, tol=t.tol,
-    )  # fmt: skip
+    t, m, k = phases.options.training, phases.options.moments, phases.options.clusters.n_clusters
+    program, how = partial(_mixed_regression, phases, made, start), None
+    if k is None:
+        k, how = number_of_clusters(phases, made, program)
     total = m.iterations + 1 + t.rounds  # the iterations, one round that groups anchors, and Phase 2
-    done = phases.run("fit", made.rows, [program], moment_descent.State, total)
+    done = phases.run("fit", made.rows, [program(k, t.rounds)], moment_descent.State, total)
     state: moment_descent.State = done.states[0]
     if not len(state.theta):
         raise DataError(
@@ -187,7 +167,25 @@ def _train_moment_descent(phases: Phases, made: Prepared, start: Tensor | None) 
     spectra = [r.info["spectrum"] for r in done.rounds if "spectrum" in r.info]
     last = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
     descended = Descended(made.rows.names[state.anchors.numpy()], state.local, last)
-    return _Trained(state.theta, done.rounds, descended=descended)
+    return _Trained(
+        state.theta, done.rounds, descended=descended, counted=None if how is None else f"{k} clusters: {how}"
+    )
+
+
+def _mixed_regression(
+    phases: Phases, made: Prepared, start: Tensor | None, n_clusters: int | None, rounds: int
+) -> partial[Algorithm]:
+    t, c, m = phases.options.training, phases.options.clusters, phases.options.moments
+    assert isinstance(made.model, Dense)
+    how = m.model_dump(exclude={"anchors", "min_rows", "further"})
+    return partial(
+        moment_descent.mixed_regression, model=made.model, n_clusters=n_clusters, rounds=rounds,
+        step_size=made.step_size, seed=phases.options.seed,
+        descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further)),
+        start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
+        average_over=c.average_over or "everyone", shared_layers=c.shared_layers, soft=c.soft,
+        temperature=c.temperature, patience=c.patience, tol=t.tol,
+    )  # fmt: skip
 
 
 # -- what is refused, and what is said --------------------------------------------------------------------------------
@@ -281,8 +279,6 @@ def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
         return out
     if options.n_clusters is not None and len(theta) < options.n_clusters:
         out.append(f"there are {len(theta)} clusters and not {options.n_clusters}: so few clients could be anchors")
-    if options.n_clusters is None and len(theta) == 1:
-        out.append("no groups stand out: if clients differ by degrees, ask for a number of clusters and compare scores")
     unsure = int((~found.certain).sum())
     if unsure:
         out.append(

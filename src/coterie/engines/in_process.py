@@ -17,7 +17,7 @@ from coterie.errors import RunError
 from coterie.participation import Everyone, Participation
 from coterie.protocol import Algorithm, Ask, Replies, Save
 
-__all__ = ["Finished", "InProcess", "Round"]
+__all__ = ["Finished", "InProcess", "Program", "Round"]
 
 Program = Callable[[Any], Algorithm]  # an algorithm with all its options; given the saved state, or None at the start
 

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choices that are made on held-out rows: among starts of IFCA, and among numbers of clusters."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.algorithms import ifca, moment_descent
+from coterie.algorithms.starts import Start
+from coterie.baselines import VALIDATION, measured_models, placed
+from coterie.data.ragged import Ragged
+from coterie.engines.in_process import Program, Round
+from coterie.phases import Phases, Prepared
+
+__all__ = ["best_start", "number_of_clusters"]
+
+
+def best_start(phases: Phases, made: Prepared, program: Callable[[int], Program]) -> tuple[Start, int, list[Round]]:
+    """Advance several starts in lockstep on part of the rows; the winner serves the other part best.
+
+    Parameters
+    ----------
+    program : callable
+        seed -> IFCA's program.
+
+    Returns
+    -------
+    start, winner, rounds
+        Where to begin with all rows, the number of the start that won, and what happened.
+    """
+    options = phases.options
+    part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
+    programs = [program(options.seed + 1 + i) for i in range(options.clusters.n_init)]
+    done = phases.run("choose a start", part, programs, ifca.State, options.training.rounds)
+    losses = [float(_held_out(made, part, held, state.theta).sum()) for state in done.states]
+    winner = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+    return Start("warm", done.states[winner].theta), winner, list(done.rounds)
+
+
+def number_of_clusters(
+    phases: Phases, made: Prepared, program: Callable[[int | None, int], Program]
+) -> tuple[int, str]:
+    """Find out how many clusters there are, and say how.
+
+    Anchors of moment descent tell when groups stand out. Where they do not, clients may still be served better by several
+    models: all numbers are tried in lockstep on part of the rows, and the smallest wins whose loss on the others is within
+    one standard error of the best, over clients.
+
+    Parameters
+    ----------
+    program : callable
+        (number of clusters or None, rounds of Phase 2) -> moment descent's program.
+    """
+    options = phases.options
+    most = min(options.moments.max_clusters, made.rows.n_clients)
+    anchors = phases.run(
+        "count clusters", made.rows, [program(None, 0)], moment_descent.State, options.moments.iterations
+    )
+    found = len(anchors.states[0].theta)
+    if found != 1 or most == 1:
+        return found, "so many groups stand out among the anchors"
+    part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
+    programs = [program(k, options.training.rounds) for k in range(1, most + 1)]
+    total = options.moments.iterations + 1 + options.training.rounds
+    done = phases.run("choose the number of clusters", part, programs, moment_descent.State, total)
+    losses = torch.stack([_held_out(made, part, held, state.theta) for state in done.states])  # [K, M]
+    return 1 + _simplest(losses), "chosen on held-out rows, since no groups stand out among the anchors"
+
+
+def _held_out(made: Prepared, part: Ragged, held: Ragged, theta: Tensor) -> Tensor:
+    """Total loss of every client on held-out rows, placed by its other rows.  [M]"""
+    label = placed(made.model, theta, part).label
+    measured = measured_models(made.model, theta, label, held)
+    return measured.loss * measured.rows
+
+
+def _simplest(losses: Tensor) -> int:
+    """The first candidate whose loss is within one standard error of the best, paired over clients.  losses [K, M]"""
+    losses = losses.double().nan_to_num(nan=torch.inf)
+    best = losses[losses.sum(1).argmin()]
+    for k, loss in enumerate(losses):
+        worse = loss - best
+        if bool(worse.isfinite().all()) and float(worse.sum()) <= float(worse.std()) * len(worse) ** 0.5:
+            return k
+    return 0
