@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planted mixtures: clients whose components and proportions are known, and some clients that have neither.
 
-Tian, Weng, Feng, ICML 2024, appendix B.1: Gaussian mixtures (`gmm`) and mixtures of regressions (`mor`) with R = 5 components
-in 10 dimensions, whose parameters are at distance h from common ones, in a random direction; outlier clients have one
-component that has nothing to do with them. The text lost the last entry of the second centre; it is -1. The authors' code
-draws the outliers otherwise than the text says: both are here, as presets.
+Tian, Weng, Feng, ICML 2024, appendix B.1: Gaussian mixtures (`gmm`) and mixtures of regressions (`mor`) of R = 5
+components in 10 dimensions, whose parameters are at distance h from common ones, in a random direction; outlier clients have
+one component that has nothing to do with them. The text lost the last entry of the second centre; it is -1. The authors'
+code draws the outliers otherwise than the text says: both are here, as presets.
 """
 
 import itertools
@@ -108,7 +108,9 @@ def planted_mixture(
     x = torch.randn(n_clients, rows, n_features, generator=draws, dtype=torch.float64)
     if kind == "gmm":
         odd = _OUTLIER_MEAN[outliers] + math.sqrt(_OUTLIER_VARIANCE[outliers]) * x
-        return PlantedMixture(Ragged.from_blocks(torch.where(good[:, None, None], own + x, odd), None), theta, weights, good)
+        return PlantedMixture(
+            Ragged.from_blocks(torch.where(good[:, None, None], own + x, odd), None), theta, weights, good
+        )
     own[~good] = _OUTLIER_COEFFICIENT[outliers]
     y = (x * own).sum(-1) + torch.randn(n_clients, rows, generator=draws, dtype=torch.float64)
     return PlantedMixture(Ragged.from_blocks(x, y), theta, weights, good)
@@ -152,7 +154,8 @@ def _check(kind: str, n_clients: int, n_outliers: int, rows: int | None, h: floa
         )
     if not 0 <= n_outliers < n_clients or (rows is not None and rows < 1):
         raise ConfigError(
-            f"cannot draw {n_outliers} outliers among {n_clients} clients", "ask for fewer outliers than clients, and a row"
+            f"cannot draw {n_outliers} outliers among {n_clients} clients",
+            "ask for fewer outliers than clients, and a row",
         )
     if not 0 <= h < math.inf:
         raise ConfigError(f"the distance h is {h}, and must be finite and not negative", "give h between 0 and 2")
