@@ -5,15 +5,15 @@ Tian, Weng, Feng, "Towards the Theory of Unsupervised Federated Learning: Non-as
 Algorithms", ICML 2024, Section C.2. The score of an alignment is the sum over components and pairs of clients of the
 distance between their parameters.
 
-Departures: the stepwise search runs over several random orders of the clients and solves each step by the Hungarian method,
-so that its cost is polynomial in R; then clients are realigned one by one to a robust centre (the coordinatewise median),
-which outlier clients cannot drag; the order with the smallest robust score wins: distances are capped, so that outliers,
-whom no permutation fits, do not decide.
+Departures: the stepwise search runs over several random orders of the clients, until one outcome has recurred, and solves
+each step by the Hungarian method, so that its cost is polynomial in R; then clients are realigned to a robust centre (the
+coordinatewise median), which outlier clients cannot drag; the order with the smallest robust score wins. Distances are capped
+throughout, so that outliers, whom no permutation fits, do not decide.
 """
 
 import itertools
+import math
 
-import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
@@ -23,7 +23,10 @@ from coterie import keys
 __all__ = ["align", "exhaustive", "score"]
 
 _ORDERS = 10
+_RECURS = 3  # outcomes alike that end the search
 _REFINEMENTS = 20
+_TINY = 600  # alignments that are simply all tried
+_HUGE = 1e100  # where squares still fit
 
 
 def score(theta: Tensor) -> float:
@@ -53,36 +56,53 @@ def align(theta: Tensor, seed: int, *, orders: int = _ORDERS) -> Tensor:
         [M, R, P] parameters as every client numbers them.
     seed : int
         Of the random orders.
+    orders : int
+        How many are tried at most.
 
     Returns
     -------
     Tensor
-        [M, R] component number `order[k, r]` of client k is called r.
+        [M, R] component number `order[k, r]` of client k is called r; the first client's keep their numbers.
     """
     clients, components = theta.shape[:2]
     if clients < 2 or components < 2:
-        return torch.arange(components).expand(clients, -1).clone()
-    safe = theta.nan_to_num(nan=0.0, posinf=1e150, neginf=-1e150).double()
+        return torch.arange(components).repeat(clients, 1)
+    safe = theta.double().nan_to_num(nan=0.0, posinf=_HUGE, neginf=-_HUGE).clamp(-_HUGE, _HUGE)
+    if math.factorial(components) ** min(clients - 1, 10) <= _TINY:
+        return exhaustive(safe)
+    cap = _usual_distance(safe)
     draw = keys.generator(seed, "alignment")
-    found = [_refined(safe, _stepwise(safe, torch.randperm(clients, generator=draw))) for _ in range(orders)]
-    reach = min(_typical(safe, order) for order in found)
-    return min(found, key=lambda order: _capped(safe, order, 3 * reach))
+    found: list[Tensor] = []
+    for _ in range(orders):
+        stepwise = _stepwise(safe, torch.randperm(clients, generator=draw), cap)
+        found.append(_named_by_first(_refined(safe, stepwise)))
+        if sum(torch.equal(found[-1], other) for other in found) == _RECURS:
+            return found[-1]
+    reach = min(float(_from_centre(safe, order).median()) for order in found)
+    return min(found, key=lambda order: float(_from_centre(safe, order).clamp(max=3 * reach).sum()))
 
 
-def _stepwise(theta: Tensor, visit: Tensor) -> Tensor:
+def _usual_distance(theta: Tensor) -> float:
+    """Four times the lower quartile of all distances: about as far as components of good clients may be."""
+    flat = theta.flatten(0, 1)
+    distance = torch.pdist(flat[torch.linspace(0, len(flat) - 1, min(len(flat), 1000)).long()])
+    return max(4 * float(distance.kthvalue(1 + len(distance) // 4).values), 1e-300)
+
+
+def _stepwise(theta: Tensor, visit: Tensor, cap: float) -> Tensor:
     """Alignment Algorithm 2 in the given order: each client joins those before it as well as it can."""
-    components = theta.shape[1]
-    order = torch.arange(components).repeat(len(theta), 1)
-    before = [theta[visit[0]]]
-    for k in visit[1:].tolist():
-        cost = torch.cdist(torch.stack(before), theta[k][None]).sum(0)  # [R, R]: name r, own component
-        order[k] = torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
-        before.append(theta[k][order[k]])
+    order = torch.arange(theta.shape[1]).repeat(len(theta), 1)
+    placed = theta[visit]  # [M, R, P], in the order of the visits
+    for i, k in enumerate(visit.tolist()):
+        if i:
+            cost = torch.cdist(placed[:i], theta[k][None]).clamp_(max=cap).sum(0)  # [R, R]: name r, own component
+            order[k] = torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
+            placed[i] = theta[k][order[k]]
     return order
 
 
 def _refined(theta: Tensor, order: Tensor) -> Tensor:
-    """Realign everybody to the median of the others' until nothing changes."""
+    """Realign everybody to the median until nothing changes."""
     for _ in range(_REFINEMENTS):
         centre = _permuted(theta, order).median(0).values  # [R, P]
         cost = torch.cdist(centre[None], theta)  # [M, R, R]
@@ -93,6 +113,11 @@ def _refined(theta: Tensor, order: Tensor) -> Tensor:
     return order
 
 
+def _named_by_first(order: Tensor) -> Tensor:
+    """Rename components for all clients alike, such that the first client's keep their numbers."""
+    return order[:, order[0].argsort()]
+
+
 def _permuted(theta: Tensor, order: Tensor) -> Tensor:
     return torch.take_along_dim(theta, order[..., None], 1)
 
@@ -101,11 +126,3 @@ def _from_centre(theta: Tensor, order: Tensor) -> Tensor:
     """Distance of every client's components from the median.  [M, R]"""
     placed = _permuted(theta, order)
     return (placed - placed.median(0).values).norm(dim=-1)
-
-
-def _typical(theta: Tensor, order: Tensor) -> float:
-    return float(np.median(_from_centre(theta, order).numpy()))
-
-
-def _capped(theta: Tensor, order: Tensor, cap: float) -> float:
-    return float(_from_centre(theta, order).clamp(max=max(cap, 1e-300)).sum())

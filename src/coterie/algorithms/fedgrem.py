@@ -8,8 +8,10 @@ A client's estimate after the central update follows from the centre and from wh
 the soft-thresholded difference. So the server sends the centre and lambda only, and clients keep what they sent.
 
 Departures: the central update is solved until it converges (the authors' loop stops after one step); sample sizes may
-differ; a scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients within
-reach of the centre; C_lambda may be 0 (every client alone) or infinite (common parameters).
+differ; a step is never longer than C_eta of the best one along the gradient (the paper's C_eta / w0 diverges when a component
+grows); a scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients that are
+no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common parameters);
+clients that were heard once take part in the central update with what they sent last; outliers may be left out of it.
 """
 
 import math
@@ -21,16 +23,16 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.mixture_starts import MixtureStart, aligned_start
-from coterie.models.mixtures import Family, expect
+from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, outlier_scores
+from coterie.models.families import Family, expect, shares
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
 
-__all__ = ["State", "central_update", "distances", "fedgrem", "gradient_em", "shrunk"]
+__all__ = ["State", "central_update", "distances", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
-_INNER = 500  # steps of a central update at most
-_REACH = 3.0  # times the median distance from the centre: whose rows may shape the common scale
+_INNER = 1000  # steps of a central update at most
+_NEAR = 3.0  # outlier score up to which a client's rows may shape the common scale
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,12 @@ class State:
     """What the next round needs."""
 
     centre: Tensor  # [R, P]
-    tilde: Tensor  # [M, R, P] what each client sent last
+    tilde: Tensor  # [M, R, P] what each client sent last; M is 0 before the start
     n: Tensor  # [M] rows; 0 for who was never heard
     scale: Tensor  # [...] of the family
     mean_weights: Tensor  # [R] centre of the mixture proportions, for when they are drawn together
-    lam: float
+    lam: float = 1.0  # lambda_t
+    pull: float = 0.0  # lambda of the last central update: none before the first
     round: int = 0
     settled: bool = False
 
@@ -59,6 +62,7 @@ def fedgrem(
     kappa: float = 0.1,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     share_weights: float = 0.0,
+    reject: float = math.inf,
     batch_size: int | None = None,
     clip: float = math.inf,
     tol: float = 0.0,
@@ -78,11 +82,13 @@ def fedgrem(
     c_eta : float
         Step size times a component's first weight.
     kappa : float
-        Of lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), lambda_0 = 1.
+        Of lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), lambda_0 = 1; with C = 0 all lambdas are 0.
     start : MixtureStart
         Local EM and alignment.
     share_weights : float
-        The same penalty's C for mixture proportions; 0 leaves them to every client.
+        Penalty of the mixture proportions' distance from their mean; 0 leaves them to every client.
+    reject : float
+        Outlier score above which a client has no part in the central update; the paper's has no such limit.
     batch_size : int, optional
         Rows of a round, drawn anew; all by default.
     clip : float
@@ -90,33 +96,36 @@ def fedgrem(
     tol : float
         Stop when nobody's estimate moves by more than this, relative to the centres' lengths; 0 never stops early.
     """
-    fresh = _fresh(n_components, family)
     if state is None:
-        found = yield from aligned_start(family, n_components, start, seed, fresh)
-        state = _first(found, n_components, family)
-        yield Save(state, {"events": [] if found is not None else ["nobody answered"]})
+        state = yield from _begin(family, n_components, start, seed)
     while state.round < rounds and not state.settled:
-        lam = kappa * state.lam + c_lambda * math.sqrt(family.n_parameters + math.log(max(len(state.n), 1)))
+        if not len(state.n):  # nobody was there at the start: try again
+            state = yield from _begin(family, n_components, start, seed, state.round + 1)
+            continue
+        lam = _next_lambda(state, family, c_lambda, kappa)
         got = yield Ask(
             gradient_em,
             {
                 "family": family, "centre": state.centre, "scale": state.scale, "mean_weights": state.mean_weights,
-                "lam": _number(state.lam), "share_weights": _number(share_weights), "c_eta": _number(c_eta),
-                "reach": _number(_reach(state)), "key": keys.key(seed, state.round, "fedgrem"),
+                "lam": _number(state.pull), "share_weights": _number(share_weights), "c_eta": _number(c_eta),
+                "reach": _number(_reach(state, family)), "key": keys.key(seed, state.round, "fedgrem"),
                 "batch_size": batch_size, "clip": clip,
             },
-            {"tilde": Stack(), "n": Stack(), "scatter": Sum(), "within": Sum(), "weights": Sum(), "loss": WeightedMean("n")},
-            fresh=fresh,
+            {
+                "estimate": Stack(), "n": Stack(), "scatter": Sum(), "within": Sum(), "shares": Sum(),
+                "loss": WeightedMean("n"),
+            },
+            fresh=fresh_mixture(n_components, family),
             scratch=6 * n_components,
         )  # fmt: skip
         state = replace(state, round=state.round + 1)
         if got is None or got.n == 0 or not bool((got["n"] > 0).any()):
             yield Save(state, {"events": ["nobody answered"]})
             continue
-        before, state = state, _updated(state, got, family, lam)
-        change = _change(before, state)
+        before, state = state, _updated(state, got, family, lam, reject)
+        change = _change(before, state, family)
         state = replace(state, settled=bool(tol) and change <= tol)
-        yield Save(state, {"loss": float(got["loss"]), "change": change, "events": []})
+        yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
 
 
@@ -124,51 +133,57 @@ def _number(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def _fresh(n_components: int, family: Family) -> Tensors:
-    """A client that missed the start begins at the centre, with equal weights."""
+def _begin(family: Family, n_components: int, start: MixtureStart, seed: int, round_: int = 0) -> Run:
+    """Start, and save.  -> State"""
+    found: Started | None = yield from aligned_start(family, n_components, start, seed)
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
-    nothing = torch.full((n_components, family.n_parameters), math.nan, dtype=torch.float64)
-    return {"tilde": nothing, "weights": equal, "first_weights": equal}
+    zero = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
+    state = State(zero, zero[None][:0], torch.zeros(0, dtype=torch.int64), family.unit_scale(), equal, round=round_)
+    if found is not None:
+        state = _remembered(state, found.ids, found.theta, found.n)
+        # a median: outliers do not matter yet
+        centre = state.tilde[state.n > 0].median(0).values
+        state = replace(state, centre=centre, scale=found.scale, mean_weights=found.weights)
+    yield Save(state, {"events": [] if found is not None else ["nobody answered"]})
+    return state
 
 
-def _first(found: Any, n_components: int, family: Family) -> State:
-    """The state after the start: the centre is a median, so that outliers do not matter yet."""
-    equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
-    centre = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
-    none = State(centre, centre[None][:0], torch.zeros(0, dtype=torch.int64), family.unit_scale(), equal, 0.0)
-    if found is None:
-        return none
-    state = _remembered(none, found.ids, found.theta, found.n)
-    there = state.n > 0
-    return replace(state, centre=state.tilde[there].median(0).values, scale=found.scale)
+def _next_lambda(state: State, family: Family, c_lambda: float, kappa: float) -> float:
+    """lambda_t = kappa lambda_(t-1) + C sqrt(P + log M)."""
+    if c_lambda == 0:
+        return 0.0
+    clients = max(int((state.n > 0).sum()), 1)
+    return kappa * state.lam + c_lambda * math.sqrt(family.n_parameters + math.log(clients))
 
 
 def _remembered(state: State, ids: Tensor, tilde: Tensor, n: Tensor) -> State:
-    """Keep what clients sent; who has not been heard of has no rows."""
+    """Keep what clients sent. Who has not been heard of has no rows, and neither has who sent what is no number."""
     size = max(len(state.n), int(ids.max()) + 1)
     kept = state.tilde.new_zeros(size, *state.tilde.shape[1:])
     rows = torch.zeros(size, dtype=torch.int64)
     kept[: len(state.n)], rows[: len(state.n)] = state.tilde, state.n
-    kept[ids], rows[ids] = tilde, n
+    finite = tilde.flatten(1).isfinite().all(1)
+    kept[ids], rows[ids] = torch.where(finite[:, None, None], tilde, 0.0), torch.where(finite, n, 0)
     return replace(state, tilde=kept, n=rows)
 
 
-def _updated(state: State, got: Replies, family: Family, lam: float) -> State:
+def _updated(state: State, got: Replies, family: Family, lam: float, reject: float) -> State:
     """The central update, and the common scale."""
-    state = _remembered(state, got.ids, got["tilde"], got["n"])
-    there = state.n > 0
-    centre = central_update(state.tilde[there], state.n[there], lam, state.centre)
-    within = float(got["within"])
-    scale = family.scale_of(got["scatter"], within) if within > 0 else state.scale
-    mean_weights = got["weights"] / got["weights"].sum().clamp(min=1e-300)
-    return replace(state, centre=centre, lam=lam, scale=scale, mean_weights=mean_weights)
+    state = _remembered(state, got.ids, got["estimate"], got["n"])
+    part = state.n > 0
+    if math.isfinite(reject):
+        part = part & (scores(state, family) <= reject)
+    at = family.coordinates(state.tilde[part], state.scale)
+    weight = central_weights(at, state.n[part], lam, family.coordinates(state.centre, state.scale))  # [M, R]
+    centre = (weight[..., None] * state.tilde[part]).sum(0)
+    within = got["within"]
+    scale = family.scale_of(got["scatter"], within) if float(within) > 0 else state.scale
+    mean_weights = got["shares"] / got["shares"].sum().clamp(min=1e-300)
+    return replace(state, centre=centre, lam=lam, pull=lam, scale=scale, mean_weights=mean_weights)
 
 
 def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
     """Minimise sum_k n_k/2 |nu_k - tilde_k|^2 + sqrt(n_k) lam |nu_k - centre| over all nu_k and the centre.
-
-    Given the centre, nu_k is soft-thresholded; what is left for the centre is Huber's loss of the distances, minimised by
-    reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond.
 
     Parameters
     ----------
@@ -177,100 +192,150 @@ def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tenso
     n : Tensor
         [M] rows.
     lam : float
-        Penalty; 0 (nobody cares for the centre) is taken as a very small one.
+        Penalty; 0 (nobody cares for the centre) is taken as the limit of small ones: a geometric median.
     start : Tensor
         [R, P] where to begin.
 
     Returns
     -------
     Tensor
-        [R, P] the centre.
+        [R, P] the centre; nu_k is `shrunk(tilde_k, centre, lam / sqrt(n_k))`.
+    """
+    return (central_weights(tilde, n, lam, start)[..., None] * tilde).sum(0)
+
+
+def central_weights(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
+    """How much each client counts for the centre: the latter is then a weighted mean.  -> [M, R], sums to 1 over clients
+
+    Given the centre, nu_k is soft-thresholded; what is left for the centre is Huber's loss of the distances, minimised by
+    reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond.
     """
     rows = n.to(tilde.dtype)[:, None]  # [M, 1]
     if math.isinf(lam):
-        return (rows[..., None] * tilde).sum(0) / rows.sum()
-    reach = max(lam, 1e-6) / rows.sqrt()
-    centre = start
+        return (rows / rows.sum()).expand(tilde.shape[:2])
+    reach = max(lam, 1e-9) / rows.sqrt()
+    centre, precision = start, 1e-11 * (1.0 + float(start.abs().max()))
     for _ in range(_INNER):
-        distance = (tilde - centre).norm(dim=-1)  # [M, R]
-        weight = rows * (reach / distance.clamp(min=1e-300)).clamp(max=1.0)
-        new = (weight[..., None] * tilde).sum(0) / weight.sum(0)[..., None]
-        moved = (new - centre).norm(dim=-1).max()
-        centre = new
-        if float(moved) <= 1e-12 * (1.0 + float(centre.abs().max())):
+        distance = (tilde - centre).norm(dim=-1).clamp_(min=1e-300, max=1e150)  # [M, R]
+        weight = rows * (reach / distance).clamp_(max=1.0)
+        weight = weight / weight.sum(0)
+        before, centre = centre, torch.einsum("mr,mrp->rp", weight, tilde)
+        if float((centre - before).abs().max()) <= precision:
             break
-    return centre
+    return weight
 
 
-def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor) -> Tensor:
-    """centre + soft-threshold(tilde - centre, reach); who sent nothing is at the centre.  reach [...] of tilde [..., P]"""
-    difference = torch.where(tilde.isnan(), 0.0, tilde - centre)
-    length = difference.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor, at: Tensor | None = None) -> Tensor:
+    """centre + soft-threshold(tilde - centre, reach).  reach [...] for tilde [..., P]
+
+    Parameters
+    ----------
+    at : Tensor, optional
+        [..., P] the difference in the coordinates that lengths are measured in; the difference itself by default.
+    """
+    difference = tilde - centre
+    length = (difference if at is None else at).norm(dim=-1, keepdim=True).clamp(min=1e-300)
     return centre + difference * (1.0 - reach[..., None] / length).clamp(min=0.0)
 
 
-def distances(state: State) -> Tensor:
-    """How far every client's components are from the centre.  [M, R]"""
-    return (state.tilde - state.centre).norm(dim=-1)
+def distances(state: State, family: Family) -> Tensor:
+    """How far every client's components are from the centre, in units of the scale.  [M, R]"""
+    return family.coordinates(state.tilde - state.centre, state.scale).norm(dim=-1)
 
 
-def _reach(state: State) -> float:
-    """How far a client's estimates may be, on average, to count for the scale."""
+def scores(state: State, family: Family) -> Tensor:
+    """Outlier score of every client: robust z of its mean distance from the centre.  [M]; -inf for who was never heard"""
     there = state.n > 0
-    if not bool(there.any()):
+    out = torch.full(there.shape, -math.inf, dtype=torch.float64)
+    out[there] = outlier_scores(distances(state, family)[there].mean(1))
+    return out
+
+
+def estimates(state: State, family: Family, private: Tensors, n: Tensor) -> Tensor:
+    """Every client's parameters after the last central update, from its private state.  n [M] -> [M, R, P]"""
+    root = n.clamp(min=1).to(torch.float64).sqrt()[:, None]
+    return _estimate(family, private, state.centre, state.scale, state.pull / root)
+
+
+def _estimate(family: Family, private: Tensors, centre: Tensor, scale: Tensor, reach: Tensor) -> Tensor:
+    """Who missed the start is at the centre.  private of [..., C, R, P], centre [..., 1, R, P] -> [..., C, R, P]"""
+    at = family.coordinates(private["tilde"] - centre, scale) if family.has_scale else None
+    theta = shrunk(private["tilde"], centre, reach.expand(private["weights"].shape), at)
+    return torch.where(private["begun"][..., None, None], theta, centre)
+
+
+def _reach(state: State, family: Family) -> float:
+    """How far a client's estimates may be, on average, to count for the scale."""
+    if not family.has_scale:
         return math.inf
-    return _REACH * float(distances(state)[there].mean(1).median())
+    distance = distances(state, family)[state.n > 0].mean(1)
+    middle = distance.median()
+    return float(middle + _NEAR * 1.4826 * (distance - middle).abs().median())
 
 
-def _change(before: State, after: State) -> float:
+def _change(before: State, after: State, family: Family) -> float:
     """Largest move of an estimate, relative to the centres' typical length."""
-    both = (before.n > 0)[: len(before.n)]
-    moved = (after.tilde[: len(before.n)][both] - before.tilde[both]).norm(dim=-1)
-    size = after.centre.norm(dim=-1).mean().clamp(min=1e-300)
-    return float(moved.max() / size) if moved.numel() else math.inf
+    both = (before.n > 0) & (after.n[: len(before.n)] > 0)
+    moved = family.coordinates(after.tilde[: len(before.n)] - before.tilde, after.scale).norm(dim=-1)[both]
+    size = family.coordinates(after.centre, after.scale).norm(dim=-1).mean().clamp(min=1.0, max=1e150)
+    return float(moved.max().clamp(max=1e150) / size) if moved.numel() else 1e150
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
 def gradient_em(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Local update: E-step, proportions, and a gradient step from the estimate of the last central update."""
-    family = shared["family"]
-    data = _batch(data, shared["batch_size"], shared["key"])  # paper: all rows
-    root = data.n.clamp(min=1).to(torch.float64).sqrt()[:, None]  # [C, 1]
-    centre = shared["centre"][:, None]  # [S, 1, R, P]
-    theta = shrunk(private["tilde"], centre, shared["lam"][:, None, None] / root)
+    if shared["batch_size"] is not None:
+        return _on_batches(shared, private, data)
+    reply, kept = _local_update(shared, private, data, data.n)
+    return reply, kept
+
+
+def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tensor) -> tuple[Tensors, Tensors]:
+    """The local update with the rows of `data`, at clients that have n rows."""
+    family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]  # [S, 1, ...]
+    root = n.clamp(min=1).to(torch.float64).sqrt()[:, None]  # [C, 1]
+    present = data.n > 0
+    theta = _estimate(family, private, centre, scale, shared["lam"][:, None, None] / root)
     weights = private["weights"]
     if bool((shared["share_weights"] > 0).any()):
-        pull = shared["share_weights"][:, None] / root[:, 0]
-        weights = shrunk(weights, shared["mean_weights"][:, None], pull)
-    gamma, likelihood = expect(family.log_density(theta, shared["scale"], data), weights, data)
-    new = torch.einsum("scnr,cn->scr", gamma, data.weights)  # line: w_r = mean gamma_ir
-    present = (data.n > 0)[:, None]
-    new = torch.where(present, new, weights)
-    step = shared["c_eta"][:, None, None] / private["first_weights"].clamp(min=1e-3)
-    tilde = theta + (step / family.curvature(data)[:, None])[..., None] * family.ascent(theta, gamma, data, shared["clip"])
-    far = (private["tilde"] - centre).norm(dim=-1).mean(-1)  # [S, C]
-    near = ((far <= shared["reach"][:, None]) & (data.n > 0)).to(torch.float64)
+        weights = shrunk(weights, shared["mean_weights"][:, None], shared["share_weights"][:, None] / root[:, 0])
+    gamma, likelihood = expect(family.log_density(theta, scale, data), weights, data)
+    new = torch.where(present[:, None], shares(gamma, data), weights)  # Alg. 1: w_r = mean of gamma_ir
+    slope = family.ascent(theta, gamma, data, shared["clip"])
+    bend = torch.maximum(private["first_weights"], family.curvature(slope, gamma, data)).clamp(min=1e-9)
+    tilde = theta + (shared["c_eta"][:, None, None] / bend)[..., None] * slope
+    away = family.coordinates(private["tilde"] - centre, scale).norm(dim=-1).mean(-1)  # [S, C]
+    near = (away <= shared["reach"][:, None]) & private["begun"] & present
+    scatter = family.scatter(theta, gamma, data)
     reply = {
-        "tilde": tilde,
-        "n": data.n[None],
-        "scatter": _weighted(family.scatter(theta, gamma, data), near),
-        "within": near * data.n,
-        "weights": new * present,
+        "estimate": tilde,
+        "n": n[None],
+        "scatter": torch.where(near.view(*near.shape, *(1,) * (scatter.dim() - 2)), scatter, 0.0),
+        "within": (near * data.n).to(torch.float64),
+        "shares": new * present[:, None],
         "loss": -likelihood,
     }
-    return reply, {"tilde": tilde, "weights": new, "first_weights": private["first_weights"]}
+    first = torch.where(private["begun"][..., None], private["first_weights"], new)
+    begun = private["begun"] | present
+    return reply, {"tilde": tilde, "weights": new, "first_weights": first, "begun": begun}
 
 
-def _weighted(value: Tensor, weight: Tensor) -> Tensor:
-    """value [S, C, ...] times weight [S, C]"""
-    return value * weight.view(*weight.shape, *(1,) * (value.dim() - 2))
+def _on_batches(shared: dict[str, Any], private: Tensors, data: Block) -> tuple[Tensors, Tensors]:
+    """The local update with some rows of every client, drawn anew for every run."""
+    size, answers = shared["batch_size"], []
+    for s in range(len(shared["key"])):
+        own = {name: value[s : s + 1] if isinstance(value, Tensor) else value for name, value in shared.items()}
+        some = _batch(data, size, shared["key"][s])
+        answers.append(_local_update(own, {name: value[s : s + 1] for name, value in private.items()}, some, data.n))
+    reply, kept = ({name: torch.cat([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))
+    return reply, kept
 
 
-def _batch(data: Block, size: int | None, key: Tensor) -> Block:
-    """Draw rows of every client without replacement, the same for all runs; all rows when no size is given."""
-    if size is None or data.x.shape[1] <= size:
+def _batch(data: Block, size: int, key: Tensor) -> Block:
+    """Draw rows of every client without replacement."""
+    if data.x.shape[1] <= size:
         return data
-    rows = keys.permuted(keys.key(key[0], data.keys), data.real)[:, :size]  # [C, B]
+    rows = keys.permuted(keys.key(key, data.keys), data.real)[:, :size]  # [C, B]
     own = torch.arange(len(rows))[:, None]
     y = None if data.y is None else data.y[own, rows]
     return Block(data.ids, data.keys, data.x[own, rows], y, data.n.clamp(max=size), data.real[own, rows])

@@ -1,29 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where federated mixtures begin: EM on every client from several starts, then components numbered alike.
 
-Every client runs all its starts at once: k-means++ seeds for Gaussian components, random coefficients and falling noise
-(annealing) for regressions, where EM from a random start mostly ends badly. With a covariance to estimate, clients fit twice:
-the second time in the metric of the covariance that all of them found together.
+Every client runs all its starts at once. Gaussian components begin with k-means (k-means++ seeds, hard assignments, equal
+weights), and the start with the smallest sum of squares goes on with EM: on overlapping groups it ends in better optima than
+EM from the seeds. Regressions begin with random coefficients and falling noise (annealing), where EM from a random start
+mostly ends badly, and the likeliest goes on. With a scale to estimate, clients fit twice: the second time in the metric of
+what those who are alike found together.
+
+Runs in lockstep that begin alike (candidates of a penalty, methods to compare) are started once: clients notice it.
 """
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.algorithms.alignment import align
-from coterie.models.mixtures import Family, expect
+from coterie.local.k_means import k_means
+from coterie.models.families import Family, expect, shares
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
-__all__ = ["MixtureStart", "Started", "aligned_start", "fit_locally", "renumber"]
+__all__ = ["MixtureStart", "Started", "aligned_start", "fit_locally", "fresh_mixture", "outlier_scores", "renumber"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
+_ATTEMPTS = 2  # fits of a mixture whose scale is estimated: each in the metric that came of the one before
 _COLD = 0.05  # densities begin with this power, and have their own from halfway on
+_NEAR = 3.0  # outlier score up to which a client's rows may shape the common scale
 
 
 @dataclass(frozen=True)
@@ -33,19 +40,16 @@ class MixtureStart:
     Parameters
     ----------
     restarts : int
-        Starts of every client; the likeliest wins.
+        Starts of every client; the best wins.
     iterations : int
-        EM steps of each.
+        Steps of each start, and EM steps of the winner.
     orders : int
-        Random orders of the clients that alignment tries.
-    theta : Tensor, optional
-        [R, P] where everybody begins, in place of all this.
+        Random orders of the clients that alignment tries at most.
     """
 
     restarts: int = 20
-    iterations: int = 50
+    iterations: int = 30
     orders: int = 10
-    theta: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,64 +59,143 @@ class Started:
     ids: Tensor  # [C]
     theta: Tensor  # [C, R, P]
     n: Tensor  # [C]
-    scale: Tensor
+    scale: Tensor  # common, from clients who are alike
+    weights: Tensor  # [R] proportions over all rows
 
 
-def aligned_start(family: Family, n_components: int, start: MixtureStart, seed: int, fresh: Tensors) -> Run:
+def fresh_mixture(n_components: int, family: Family) -> Tensors:
+    """Private state of a client that missed the start: it begins at the centre, with equal weights."""
+    equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
+    theta = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
+    return {"tilde": theta, "weights": equal, "first_weights": equal, "begun": torch.tensor(False)}
+
+
+def outlier_scores(distance: Tensor) -> Tensor:
+    """Robust z: (d - median) / (1.4826 times the median absolute deviation).  [M] -> [M]
+
+    Of normal distances about one in a thousand has more than 3; one that is infinite has an infinite score.
+    """
+    if not len(distance):
+        return distance
+    away = distance - distance.median()
+    spread = 1.4826 * away.abs().median()
+    return torch.where(away == 0, 0.0, away / spread.clamp(min=1e-300)).nan_to_num(nan=torch.inf)
+
+
+def aligned_start(family: Family, n_components: int, start: MixtureStart, seed: int) -> Run:
     """Let clients fit alone, and number their components alike.  -> Started, or None if nobody answered"""
-    scale = family.unit_scale()
-    got = None
-    for attempt in range(2 if family.has_scale else 1):
-        shared = {
-            "family": family, "n_components": n_components, "restarts": start.restarts, "iterations": start.iterations,
-            "scale": scale, "key": keys.key(seed, attempt, "mixture start"),
-        }  # fmt: skip
-        fold = {"theta": Stack(), "n": Stack(), "scatter": Sum()}
+    fresh = fresh_mixture(n_components, family)
+    scale, found = family.unit_scale(), None
+    for attempt in range(_ATTEMPTS if family.has_scale else 1):
+        rough = family.has_scale and attempt == 0  # the scale is not known at all
         got = yield Ask(
-            fit_locally, shared, fold, fresh=fresh, work=float(start.iterations),
+            fit_locally,
+            {
+                "family": family, "n_components": n_components, "restarts": start.restarts,
+                "iterations": start.iterations, "rough": rough, "scale": scale,
+                "key": keys.key(seed, attempt, "mixture start"),
+            },
+            {"theta": Stack(), "n": Stack()},
+            fresh=fresh,
+            work=float(start.iterations),
             scratch=4 * n_components * start.restarts,
         )  # fmt: skip
         if got is None or got.n == 0 or not bool((got["n"] > 0).any()):
             return None
-        scale = family.scale_of(got["scatter"], float(got["n"].sum()))
-    assert got is not None
+        found = yield from _numbered(family, start, seed, got, scale, rough)
+        scale = found.scale
+    return found
+
+
+def _numbered(family: Family, start: MixtureStart, seed: int, got: Replies, scale: Tensor, rough: bool) -> Run:
+    """Align, tell clients the order, and sum up the scale over those who are alike.  -> Started"""
     there = got["n"] > 0
-    order = torch.arange(n_components).repeat(got.n, 1)
-    order[there] = align(got["theta"][there], seed, orders=start.orders)
-    yield Ask(renumber, {}, {"n": Sum()}, each={"order": order}, to=got.ids, fresh=fresh)
-    return Started(got.ids, torch.take_along_dim(got["theta"], order[..., None], 1), got["n"], scale)
+    order = torch.arange(got["theta"].shape[1]).repeat(got.n, 1)
+    at = family.coordinates(got["theta"], scale)
+    order[there] = align(at[there], seed, orders=start.orders)
+    at = torch.take_along_dim(at, order[..., None], 1)
+    near = there.clone()
+    near[there] = outlier_scores((at[there] - at[there].median(0).values).norm(dim=-1).mean(1)) <= _NEAR
+    sums = yield Ask(
+        renumber,
+        {"family": family, "scale": scale, "rough": rough},
+        {"scatter": Sum(), "within": Sum(), "rows": Sum()},
+        each={"order": order, "near": near},
+        to=got.ids,
+        fresh=fresh_mixture(order.shape[1], family),
+        scratch=2 * order.shape[1],
+    )
+    theta = torch.take_along_dim(got["theta"], order[..., None], 1)
+    if sums is None or sums.n == 0:
+        equal = torch.full(order.shape[1:], 1.0 / order.shape[1], dtype=torch.float64)
+        return Started(got.ids, theta, got["n"], scale, equal)
+    if float(sums["within"]) > 0:
+        scale = family.scale_of(sums["scatter"], sums["within"])
+    return Started(got.ids, theta, got["n"], scale, sums["rows"] / sums["rows"].sum())
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
 def fit_locally(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """EM from several starts at once; the likeliest is kept."""
-    family, starts = shared["family"], shared["restarts"]
-    scale = shared["scale"].repeat_interleave(starts, 0)  # [S B, ...]
-    number = torch.arange(starts).repeat(len(shared["key"]))[:, None]
-    draws = keys.key(shared["key"].repeat_interleave(starts)[:, None], number, data.keys)  # [S B, C]
-    theta = family.draw(shared["n_components"], scale, data, draws)  # [S B, C, R, P]
-    weights = torch.full(theta.shape[:3], 1.0 / theta.shape[2], dtype=theta.dtype)
-    steps = shared["iterations"]
-    for t in range(steps):
-        heat = min(1.0, _COLD ** (1 - 2 * t / steps)) if family.anneals else 1.0
-        gamma, _ = expect(heat * family.log_density(theta, scale, data), weights, data)
-        weights = torch.einsum("scnr,cn->scr", gamma, data.weights)
-        theta = family.maximise(theta, gamma, data)
-    gamma, likelihood = expect(family.log_density(theta, scale, data), weights, data)
-    best = likelihood.view(-1, starts, len(data.n)).argmax(1)  # [S, C]
+    """Fit a mixture from several starts at once, and go on with the best."""
+    runs, key, scale = len(shared["key"]), shared["key"], shared["scale"]
+    if bool((key == key[0]).all()) and torch.equal(scale, scale[:1].expand_as(scale)):
+        key, scale = key[:1], scale[:1]
+    scale = scale[:, None]
+    theta = _best_start(shared, key, scale, data)
+    family, weights = shared["family"], torch.full(theta.shape[:3], 1.0 / theta.shape[2], dtype=theta.dtype)
+    for _ in range(0 if shared["rough"] else shared["iterations"]):
+        gamma, _ = expect(family.log_density(theta, scale, data), weights, data)
+        weights, theta = shares(gamma, data), family.maximise(theta, gamma, data)
+    present = data.n > 0
+    weights = torch.where(present[:, None], weights, 1.0 / theta.shape[2])
+    theta, weights = (value.expand(runs, *value.shape[1:]) for value in (theta, weights))
+    kept = {"tilde": theta, "weights": weights, "first_weights": weights, "begun": present.expand(runs, -1)}
+    return {"theta": theta, "n": data.n[None]}, kept
+
+
+def _best_start(shared: dict[str, Any], key: Tensor, scale: Tensor, data: Block) -> Tensor:
+    """The best of several starts.  key [S], scale [S, 1, ...] -> theta [S, C, R, P]"""
+    family, starts, steps, r = shared["family"], shared["restarts"], shared["iterations"], shared["n_components"]
+    draws = keys.key(key[:, None, None], torch.arange(starts)[:, None], data.keys)  # [S, B, C]
+    if not family.anneals:
+        rows = family.coordinates(data.x, scale).expand(len(key), *data.x.shape)
+        member = torch.stack([k_means(x, data, r, own, steps) for x, own in zip(rows, draws, strict=True)])
+        return family.maximise(family.draw(r, scale, data, draws[:, 0]), member, data)  # an empty one is at a row
+    many = scale.repeat_interleave(starts, 0)  # [S B, 1, ...]
+    theta, merit = _anneal(family, family.draw(r, many, data, draws.flatten(0, 1)), many, data, steps)
+    best = merit.view(-1, starts, len(data.n)).argmax(1)  # [S, C]
     pick = best + starts * torch.arange(len(best))[:, None]
-    own = torch.arange(len(data.n))[None]
-    theta, weights, gamma = theta[pick, own], weights[pick, own], gamma[pick, own]
-    kept = {"tilde": theta, "weights": weights, "first_weights": weights}
-    return {"theta": theta, "n": data.n[None], "scatter": family.scatter(theta, gamma, data)}, kept
+    return theta[pick, torch.arange(len(data.n))[None]]
+
+
+def _hard(density: Tensor, data: Block) -> Tensor:
+    """Every row belongs to one component.  [S, C, N, R]"""
+    label = density.nan_to_num(nan=-torch.inf).argmax(-1)
+    return one_hot(label, density.shape[-1]).to(density.dtype) * data.real[..., None]
+
+
+def _anneal(family: Family, theta: Tensor, scale: Tensor, data: Block, steps: int) -> tuple[Tensor, Tensor]:
+    """EM with densities that sharpen, and the log-likelihood.  -> theta, [S B, C]"""
+    weights = torch.full(theta.shape[:3], 1.0 / theta.shape[2], dtype=theta.dtype)
+    for t in range(steps):
+        heat = min(1.0, _COLD ** (1 - 2 * t / steps))
+        gamma, _ = expect(heat * family.log_density(theta, scale, data), weights, data)
+        weights, theta = shares(gamma, data), family.maximise(theta, gamma, data)
+    return theta, expect(family.log_density(theta, scale, data), weights, data)[1]
 
 
 def renumber(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Call components as the server says."""
-    order = each["order"]  # [S, C, R]
-    kept = {
-        "tilde": torch.take_along_dim(private["tilde"], order[..., None], 2),
-        "weights": torch.take_along_dim(private["weights"], order, 2),
-        "first_weights": torch.take_along_dim(private["first_weights"], order, 2),
+    """Call components as the server says, and say how rows scatter about them."""
+    family, order = shared["family"], each["order"]  # [S, C, R]
+    theta = torch.take_along_dim(private["tilde"], order[..., None], 2)
+    weights = torch.take_along_dim(private["weights"], order, 2)
+    density = family.log_density(theta, shared["scale"][:, None], data)
+    gamma = _hard(density, data) if shared["rough"] else expect(density, weights, data)[0]
+    near = each["near"] & (data.n > 0)
+    scatter = family.scatter(theta, gamma, data)
+    reply = {
+        "scatter": torch.where(near.view(*near.shape, *(1,) * (scatter.dim() - 2)), scatter, 0.0),
+        "within": (near * data.n).to(torch.float64),
+        "rows": weights * data.n[:, None],
     }
-    return {"n": data.n[None]}, kept
+    return reply, {"tilde": theta, "weights": weights, "first_weights": weights, "begun": private["begun"]}
