@@ -24,7 +24,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, outlier_scores
-from coterie.models.families import Family, expect, shares
+from coterie.models.families import Family, expect, gradient_step, shares
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
 
 __all__ = ["State", "central_update", "distances", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
@@ -286,8 +286,7 @@ def gradient_em(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     """Local update: E-step, proportions, and a gradient step from the estimate of the last central update."""
     if shared["batch_size"] is not None:
         return _on_batches(shared, private, data)
-    reply, kept = _local_update(shared, private, data, data.n)
-    return reply, kept
+    return _local_update(shared, private, data, data.n)
 
 
 def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tensor) -> tuple[Tensors, Tensors]:
@@ -301,9 +300,9 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         weights = shrunk(weights, shared["mean_weights"][:, None], shared["share_weights"][:, None] / root[:, 0])
     gamma, likelihood = expect(family.log_density(theta, scale, data), weights, data)
     new = torch.where(present[:, None], shares(gamma, data), weights)  # Alg. 1: w_r = mean of gamma_ir
-    slope = family.ascent(theta, gamma, data, shared["clip"])
-    bend = torch.maximum(private["first_weights"], family.curvature(slope, gamma, data)).clamp(min=1e-9)
-    tilde = theta + (shared["c_eta"][:, None, None] / bend)[..., None] * slope
+    tilde = gradient_step(
+        family, theta, gamma, data, first=private["first_weights"], c_eta=shared["c_eta"], clip=shared["clip"]
+    )
     away = family.coordinates(private["tilde"] - centre, scale).norm(dim=-1).mean(-1)  # [S, C]
     near = (away <= shared["reach"][:, None]) & private["begun"] & present
     scatter = family.scatter(theta, gamma, data)

@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie import keys
 from coterie.protocol import Block
 
-__all__ = ["Custom", "Family", "drawn_row", "drawn_rows", "expect", "shares"]
+__all__ = ["Custom", "Family", "drawn_row", "drawn_rows", "expect", "gradient_step", "shares"]
 
 _TINY = 1e-12  # weight that a component keeps at least, so that its logarithm exists
 _LOWEST = -1e300  # log density of a row that is infinitely far from everything
@@ -112,6 +112,27 @@ def expect(log_density: Tensor, weights: Tensor, data: Block) -> tuple[Tensor, T
 def shares(gamma: Tensor, data: Block) -> Tensor:
     """Mean responsibilities: new mixture proportions, zero for who has no rows.  [S, C, N, R] -> [S, C, R]"""
     return gamma.sum(2) / data.n.clamp(min=1).to(gamma.dtype)[:, None]
+
+
+def gradient_step(
+    family: Family, theta: Tensor, gamma: Tensor, data: Block, *, first: Tensor, c_eta: Tensor, clip: float = math.inf
+) -> Tensor:
+    """Step along the gradient: c_eta over a component's first weight, and never more than c_eta of the best step.
+
+    Parameters
+    ----------
+    theta, gamma : Tensor
+        [S, C, R, P], [S, C, N, R]
+    first : Tensor
+        [S, C, R] proportions at the start.
+    c_eta : Tensor
+        [S]
+    clip : float
+        Largest length of one row's part.
+    """
+    slope = family.ascent(theta, gamma, data, clip)
+    bend = torch.maximum(first, family.curvature(slope, gamma, data)).clamp(min=1e-9)
+    return theta + (c_eta[:, None, None] / bend)[..., None] * slope
 
 
 def drawn_row(weight: Tensor, u: Tensor) -> Tensor:
