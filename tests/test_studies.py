@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.studies import ifca_rotated, ifca_synthetic, rotated_tasks
-from coterie.studies.commands import app
 from coterie.studies.common import Outcome
+from coterie.studies.mixture_commands import app
 
 # Easy: a cluster has 300 rows for 20 features, so the oracle's error is sigma sqrt(20 / 300) = 0.26 sigma.
 EASY = replace(
@@ -215,7 +215,8 @@ def test_rotated_cifar_runs_with_its_network(shared_data: Path):
 def test_without_a_name_the_studies_are_listed():
     shown = CliRunner().invoke(app, [], catch_exceptions=False)
     names = ["ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-digits", "ifca-rotated-cifar"]
-    assert [line.split()[0] for line in shown.stdout.splitlines()[1:5]] == names
+    names += [f"fedgrem-{name}" for name in ("simulation", "pendigits", "mnist", "fashion", "adversarial")]
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:10]] == names
     assert list(command()["studies"]) == names
 
 

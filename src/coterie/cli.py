@@ -28,7 +28,7 @@ from coterie.estimators import load
 from coterie.fitting import Fitted, Watch, check_fit, fit
 from coterie.report import write_report
 from coterie.runs import begin_run, finish_run, is_finished, read_options, summary
-from coterie.studies import commands, digits_demo
+from coterie.studies import digits_demo, mixture_commands
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
 __all__ = ["app", "main"]
@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(commands.app, name="study")
+app.add_typer(mixture_commands.app, name="study")
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
 out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)

@@ -84,7 +84,7 @@ def ifca_synthetic(
     given |= {name: numbers(f"--{name}", text, float) for name, text in (("r", r), ("sigma", sigma), ("steps", steps))}
     sizes = (("clients", clients), ("rows", rows), ("features", features))
     given |= {name: numbers(f"--{name}", text, int) for name, text in sizes}
-    settings = replace(synthetic.settings(panel, quick=quick), seed=seed, **_stated(given))
+    settings = replace(synthetic.settings(panel, quick=quick), seed=seed, **stated(given))
     with progress() as tell:
         outcome = synthetic.run(settings, tell)
     show(outcome, synthetic.COLUMNS, caption=synthetic.CAPTION, as_json=as_json)
@@ -168,7 +168,7 @@ def ifca_rotated_cifar(
 
 def _rotated(base: Settings, given: dict[str, Any], methods: str | None, seed: int) -> Settings:
     given |= {"methods": named("--methods", methods, METHODS)}
-    return replace(base, seed=seed, **_stated(given))
+    return replace(base, seed=seed, **stated(given))
 
 
 def _run_rotated(task: Task, sizes: list[Settings], checkpoint: Path | None, as_json: bool) -> None:
@@ -177,6 +177,6 @@ def _run_rotated(task: Task, sizes: list[Settings], checkpoint: Path | None, as_
     show(outcome, rotated.COLUMNS, caption=rotated.CAPTION, as_json=as_json)
 
 
-def _stated(given: dict[str, Any]) -> dict[str, Any]:
+def stated(given: dict[str, Any]) -> dict[str, Any]:
     """Keep the options that were given; the others keep what the setting says."""
     return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie study fedgrem-...`: FedGrEM's studies on the command line."""
+
+from dataclasses import replace
+from typing import Annotated, Any, cast
+
+import typer
+
+from coterie.data.contamination import KINDS
+from coterie.studies import fedgrem_adversarial as adversarial
+from coterie.studies import fedgrem_real as real
+from coterie.studies import fedgrem_simulation as simulation
+from coterie.studies import mixture_tasks as tasks
+from coterie.studies.commands import Json, Quick, Rounds, Seed, Seeds, app, stated
+from coterie.studies.common import named, numbers, progress, show
+from coterie.studies.mixture_common import METHODS
+
+__all__ = ["app"]
+
+Methods = Annotated[str | None, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.")]
+Tolerance = Annotated[float | None, typer.Option(help="Rounds end when no estimate moves by more than this.")]
+Bad = Annotated[str | None, typer.Option(help="Numbers of contaminated clients, comma-separated.")]
+Contaminated = Annotated[str | None, typer.Option("--contamination", help=f"How: {', '.join(KINDS)}.")]
+CovarianceOption = Annotated[str | None, typer.Option("--covariance", help="Of components: unit, diagonal or full.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes side by side; as many as there are cores by default.")]
+Images = Annotated[int | None, typer.Option("--rows", help="Images of each client; all by default.")]
+
+
+@app.command(simulation.NAME)
+def fedgrem_simulation(
+    model: Annotated[str, typer.Option(help="gmm (Gaussian mixtures) or mor (mixtures of regressions).")] = "gmm",
+    h: Annotated[str | None, typer.Option("--h", help="Distances from common parameters, comma-separated.")] = None,
+    outliers: Annotated[
+        str | None, typer.Option(help="Outlier client as in the text (paper) or in the authors' code (official).")
+    ] = None,
+    methods: Methods = None,
+    rounds: Rounds = None,
+    tol: Tolerance = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures, one outlier client, against seven methods."""
+    given: dict[str, Any] = {"outliers": outliers, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
+    given |= {"h": numbers("--h", h, float), "methods": named("--methods", methods, METHODS)}
+    base = {**(simulation.QUICK if quick else {}), **stated(given)}
+    settings = simulation.Settings(cast(Any, model), seed=seed, **base)
+    with progress() as tell:
+        outcome = simulation.run(settings, tell)
+    show(outcome, simulation.COLUMNS, caption=simulation.CAPTION, as_json=as_json)
+
+
+@app.command(tasks.PENDIGITS.name)
+def fedgrem_pendigits(
+    bad: Bad = None,
+    contamination: Contaminated = None,
+    covariance: CovarianceOption = None,
+    methods: Methods = None,
+    rounds: Rounds = None,
+    tol: Tolerance = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Table 1 of FedGrEM: pen digits of 44 writers, some of them contaminated."""
+    given = {
+        "contamination": contamination,
+        "covariance": covariance,
+        "rounds": rounds,
+        "tol": tol,
+        "jobs": jobs,
+        "reps": seeds,
+    }
+    _run_real(tasks.PENDIGITS, given, bad, methods, seed, {"reps": 1} if quick else {}, as_json)
+
+
+@app.command(tasks.MNIST.name)
+def fedgrem_mnist(
+    rows: Images = None,
+    bad: Bad = None,
+    contamination: Contaminated = None,
+    covariance: CovarianceOption = None,
+    methods: Methods = None,
+    rounds: Rounds = None,
+    tol: Tolerance = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Table 2 of FedGrEM: MNIST dealt to 100 clients after an embedding in ten dimensions."""
+    given: dict[str, Any] = {
+        "contamination": contamination,
+        "covariance": covariance,
+        "rounds": rounds,
+        "tol": tol,
+        "jobs": jobs,
+    }
+    _run_real(tasks.MNIST, given | {"reps": seeds, "rows": rows}, bad, methods, seed, _SMALL if quick else {}, as_json)
+
+
+@app.command(tasks.FASHION.name)
+def fedgrem_fashion(
+    rows: Images = None,
+    bad: Bad = None,
+    contamination: Contaminated = None,
+    covariance: CovarianceOption = None,
+    methods: Methods = None,
+    rounds: Rounds = None,
+    tol: Tolerance = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Table 3 of FedGrEM: the same on Fashion-MNIST."""
+    given: dict[str, Any] = {
+        "contamination": contamination,
+        "covariance": covariance,
+        "rounds": rounds,
+        "tol": tol,
+        "jobs": jobs,
+    }
+    _run_real(
+        tasks.FASHION, given | {"reps": seeds, "rows": rows}, bad, methods, seed, _SMALL if quick else {}, as_json
+    )
+
+
+@app.command(adversarial.NAME)
+def fedgrem_adversarial(
+    data: Annotated[str, typer.Option(help="gmm, mor (planted mixtures) or pendigits.")] = "gmm",
+    kinds: Annotated[str | None, typer.Option(help=f"Comma-separated, of {', '.join(KINDS)}.")] = None,
+    shares: Annotated[str | None, typer.Option(help="Shares of bad clients, comma-separated.")] = None,
+    h: Annotated[float | None, typer.Option("--h", help="Distance of planted parameters from common ones.")] = None,
+    methods: Methods = None,
+    rounds: Rounds = None,
+    tol: Tolerance = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """What good clients lose to bad ones of seven kinds, up to three in ten."""
+    given: dict[str, Any] = {"h": h, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
+    given |= {"kinds": named("--kinds", kinds, KINDS), "methods": named("--methods", methods, METHODS)}
+    given |= {"shares": numbers("--shares", shares, float)}
+    base = {**({"reps": 2, "shares": (0.3,)} if quick else {}), **stated(given)}
+    settings = adversarial.Settings(cast(Any, data), seed=seed, **base)
+    with progress() as tell:
+        outcome = adversarial.run(settings, tell)
+    show(outcome, adversarial.COLUMNS, caption=adversarial.CAPTION, as_json=as_json)
+
+
+_SMALL = {"reps": 1, "rows": 100}
+
+
+def _run_real(
+    task: tasks.MixtureTask,
+    given: dict[str, Any],
+    bad: str | None,
+    methods: str | None,
+    seed: int,
+    quick: dict[str, Any],
+    as_json: bool,
+) -> None:
+    given = given | {"bad": numbers("--bad", bad, int), "methods": named("--methods", methods, METHODS)}
+    settings = replace(real.Settings(task.bad, seed=seed), **{**quick, **stated(given)})
+    with progress() as tell:
+        outcome = real.run(task, settings, tell)
+    show(outcome, real.COLUMNS, caption=real.CAPTION, as_json=as_json)
