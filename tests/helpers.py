@@ -10,17 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie.algorithms import em as plain_em
 from coterie.algorithms import fedavg as fed
+from coterie.algorithms import fedgmm as joint
+from coterie.algorithms import fedgrem as grem
 from coterie.algorithms import ifca as clustered
 from coterie.algorithms import moment_descent as moments
 from coterie.algorithms import one_shot as once
 from coterie.algorithms.anchors import Anchors
+from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.starts import Start
 from coterie.data.ragged import Layout, Ragged
 from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
 from coterie.models import Dense, linear_regression, softmax_regression
+from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.protocol import Algorithm, Ask, Block
 
 Program = Callable[[Any], Algorithm]
@@ -202,12 +207,17 @@ class Case:
         Whether clients draw rows, so that the seed and the clients' names matter beyond the start.
     lots : bool
         Whether clients draw lots by their names for what only some are asked, so that seed and names matter.
-    weight : {"clients", "rows", "pairs", "none"}
-        How clients count: alike, by their rows, by pairs of their rows, or not at all because nothing is averaged.
+    weight : {"clients", "rows", "pairs", "none", "own"}
+        How clients count: alike, by their rows, by pairs of their rows, not at all because nothing is averaged, or in no
+        such way because everybody has a start of its own.
     draws_clients : bool
         Whether the server draws clients, or for clients, by number, so that a further client changes the draw.
     numbers : tuple of str
         Fields of the state that are clients' numbers.
+    by_client : tuple of str
+        Fields of the state with a row for every client.
+    model : str
+        Field of the state that is trained.
     descends : bool
         Whether it begins with moment descent, which counts `descents` in place of rounds.
     """
@@ -221,6 +231,8 @@ class Case:
     weight: str = "clients"
     draws_clients: bool = False
     numbers: tuple[str, ...] = ()
+    by_client: tuple[str, ...] = ()
+    model: str = "theta"
     descends: bool = False
 
 
@@ -290,6 +302,31 @@ def one_shot_case(name: str, model: Dense = LINE, **options: Any) -> Case:
     return Case(name, program, once.State, draws_clients=True)
 
 
+MIXTURE: dict[str, Any] = {"n_components": 2, "rounds": 4, "start": MixtureStart(restarts=2, iterations=4)}
+
+
+def fedgrem_case(name: str, family: Family, **options: Any) -> Case:
+    def program(seed: int) -> Program:
+        return lambda state: grem.fedgrem(state, family=family, seed=seed, **MIXTURE, **options)
+
+    return Case(name, program, grem.State, lots=True, weight="own", by_client=("tilde", "n"), model="centre")
+
+
+def em_case(name: str, family: Family, **options: Any) -> Case:
+    def program(seed: int) -> Program:
+        return lambda state: plain_em.em(state, family=family, seed=seed, **MIXTURE, **options)
+
+    trained = "weights" if options["sharing"] == "local" else "theta"  # local components stay with the clients
+    return Case(name, program, plain_em.State, lots=True, weight="own", model=trained)
+
+
+def fedgmm_case(name: str) -> Case:
+    def program(seed: int) -> Program:
+        return lambda state: joint.fedgmm(state, family=Regression(3), seed=seed, **MIXTURE)
+
+    return Case(name, program, joint.State, lots=True, weight="own")
+
+
 FAR = Start("warm", theta=torch.cat([warm(LINE).theta, torch.full((1, 4), 1e3, dtype=torch.float64)]))  # type: ignore[list-item]
 STEPS = Training(steps=3)
 EXACT = Training(exact=True, proximal=0.5)
@@ -329,4 +366,15 @@ CASES: list[Case] = [
     descent_case("mixed-regression-exact", rounds=2, step_size=0.05, training=EXACT),
     one_shot_case("one-shot", training=STEPS),
     one_shot_case("one-shot-network", NET, training=STEPS, fit=STEPS),
+    fedgrem_case("fedgrem", Gaussian(3)),
+    fedgrem_case("fedgrem-full", Gaussian(3, "full"), c_lambda=0.5, share_weights=0.3),
+    fedgrem_case("fedgrem-minibatch", Gaussian(3), batch_size=3),
+    fedgrem_case("fedgrem-regression", Regression(3, intercept=True, variance="estimated"), reject=3.0),
+    em_case("local-em", Gaussian(3, "full"), sharing="local"),
+    em_case("local-grem", Gaussian(3), sharing="local", gradient=True),
+    em_case("pooled-em", Gaussian(3, "full"), sharing="pooled"),
+    em_case("pooled-grem", Regression(3), sharing="pooled", gradient=True),
+    em_case("fedem", Regression(3), sharing="fedem"),
+    em_case("tgmm", Gaussian(3), sharing="tgmm"),
+    fedgmm_case("fedgmm"),
 ]

@@ -6,7 +6,7 @@ Candidates and methods advance in lockstep. Those that start alike are started o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -15,13 +15,22 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import em, fedgmm, fedgrem
-from coterie.algorithms.judging import judge_ask, responsibilities
-from coterie.algorithms.mixture_starts import MixtureStart, outlier_scores
+from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess, Program
 from coterie.errors import ConfigError
-from coterie.models.mixtures import Family, Gaussian
-from coterie.protocol import Tensors
+from coterie.mixture_results import (
+    EM_METHODS,
+    OUTLIER,
+    Choice,
+    MixtureFit,
+    bic,
+    labels,
+    log_likelihood,
+    of_baseline,
+    of_fedgrem,
+)  # fmt: skip
+from coterie.models.mixtures import Family
 
 __all__ = [
     "C_LAMBDAS", "METHODS", "OUTLIER", "Choice", "MixtureFit", "bic", "choose_c_lambda", "choose_components", "fit_methods",
@@ -29,67 +38,12 @@ __all__ = [
 ]  # fmt: skip
 
 C_LAMBDAS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
-OUTLIER = 3.5  # score above which a client is called an outlier
 METHODS = (
     "fedgrem", "fedgrem-paper", "local-em", "local-grem", "pooled-em", "pooled-grem", "fedem", "tgmm", "fedgmm"
 )  # fmt: skip
 
-_EM: dict[str, tuple[em.Sharing, bool]] = {
-    "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),
-    "pooled-grem": ("pooled", True), "fedem": ("fedem", False), "tgmm": ("tgmm", False),
-}  # fmt: skip
 _HELD_OUT = 0.2
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Candidates, what their held-out rows said (higher is better), and which was chosen."""
-
-    values: tuple[float, ...]
-    scores: tuple[float, ...]
-    best: int
-
-    @property
-    def value(self) -> float:
-        """The chosen one."""
-        return self.values[self.best]
-
-
-@dataclass(frozen=True)
-class MixtureFit:
-    """A mixture for every client.
-
-    Attributes
-    ----------
-    centre : Tensor
-        [R, P] common components, or the centre of the clients'.
-    theta, weights : Tensor
-        [M, R, P], [M, R] of every client.
-    scale : Tensor
-        [M | 1, ...] each client's own, or common.
-    outlier_score : Tensor
-        [M] robust z of a client's mean distance from the centre: (d - median) / (1.4826 MAD). Who was never heard has -inf;
-        above `OUTLIER` one is called an outlier.
-    freedom : Tensor
-        [M, R] how much of a client's component is its own: 0 at the centre, 1 where nothing draws it there.
-    """
-
-    method: str
-    family: Family
-    centre: Tensor
-    theta: Tensor
-    weights: Tensor
-    scale: Tensor
-    outlier_score: Tensor
-    freedom: Tensor
-    rounds: int
-    c_lambda: float | None = None
-    choice: Choice | None = None
-
-    @property
-    def outliers(self) -> Tensor:
-        """[M] who is one."""
-        return self.outlier_score > OUTLIER
+_ROUNDS, _TOL = 300, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
 
 @dataclass(frozen=True)
@@ -138,7 +92,15 @@ def fit_mixture(
     choice = None
     if c_lambda is None:
         choice = choose_c_lambda(
-            rows, family, n_components, candidates=candidates, rounds=rounds, tol=tol, seed=seed, start=start, reject=reject
+            rows,
+            family,
+            n_components,
+            candidates=candidates,
+            rounds=rounds,
+            tol=tol,
+            seed=seed,
+            start=start,
+            reject=reject,
         )
         c_lambda = choice.value
     (fit,) = _fedgrem_fits(rows, how, [(n_components, c_lambda)])
@@ -185,10 +147,10 @@ def fit_methods(
         state, private = done.states[run], engine.worker.private[run]
         if name.startswith("fedgrem"):
             c_lambda = 2.0 if choice is None or name == "fedgrem-paper" else choice.value
-            fit = _of_fedgrem(name, family, rows, state, private, c_lambda)
+            fit = of_fedgrem(name, family, rows, state, private, c_lambda)
             fits[name] = replace(fit, choice=choice if name == "fedgrem" else None)
         else:
-            fits[name] = _of_baseline(name, family, rows, state, private)
+            fits[name] = of_baseline(name, family, rows, state, private)
     return fits
 
 
@@ -206,7 +168,7 @@ def _fedgrem(how: _How, n_components: int, c_lambda: float) -> Program:
 def _baseline(how: _How, n_components: int, name: str) -> Program:
     if name == "fedgmm":
         return partial(fedgmm.fedgmm, **_common(how, n_components))
-    sharing, gradient = _EM[name]
+    sharing, gradient = EM_METHODS[name]
     return partial(em.em, sharing=sharing, gradient=gradient, **_common(how, n_components))
 
 
@@ -215,72 +177,9 @@ def _fedgrem_fits(rows: Ragged, how: _How, settings: Sequence[tuple[int, float]]
     engine = InProcess(rows)
     done = engine.run([_fedgrem(how, r, c) for r, c in settings])
     return [
-        _of_fedgrem("fedgrem", how.family, rows, done.states[i], engine.worker.private[i], c)
+        of_fedgrem("fedgrem", how.family, rows, done.states[i], engine.worker.private[i], c)
         for i, (_, c) in enumerate(settings)
     ]
-
-
-# -- results ----------------------------------------------------------------------------------------------------------
-def _of_fedgrem(
-    name: str, family: Family, rows: Ragged, state: fedgrem.State, private: Tensors, c_lambda: float
-) -> MixtureFit:
-    theta = fedgrem.estimates(state, family, private, torch.from_numpy(rows.layout.counts))
-    left, whole = (_lengths(family, v - state.centre, state.scale) for v in (theta, private["tilde"]))
-    freedom = torch.where(private["begun"][:, None] & (whole > 0), left / whole.clamp(min=1e-300), 0.0)
-    scores = torch.full((rows.n_clients,), -math.inf, dtype=torch.float64)
-    scores[: len(state.n)] = fedgrem.scores(state, family)
-    return MixtureFit(
-        name, family, state.centre, theta, private["weights"], state.scale[None], scores, freedom, state.round, c_lambda
-    )
-
-
-def _of_baseline(name: str, family: Family, rows: Ragged, state: Any, private: Tensors) -> MixtureFit:
-    if isinstance(state, fedgmm.State):
-        theta, scale = state.theta.expand(rows.n_clients, -1, -1), state.scale[None]
-        weights = fedgmm.marginal(private)
-    else:
-        sharing = "fedem" if name == "fedgmm" else _EM[name][0]
-        theta, weights, scale = em.own_parameters(state, private, sharing)
-    if name == "fedgmm" and isinstance(family, Gaussian):
-        family = replace(family, covariance="full")
-    there = torch.from_numpy(rows.layout.counts > 0)
-    centre = theta[there].median(0).values
-    score = torch.full((rows.n_clients,), -math.inf, dtype=torch.float64)
-    score[there] = outlier_scores(_lengths(family, theta - centre, state.scale)[there].mean(1))
-    freedom = torch.full(weights.shape, float(name in ("local-em", "local-grem", "tgmm")), dtype=torch.float64)
-    return MixtureFit(name, family, centre, theta, weights, scale, score, freedom, state.round)
-
-
-def _lengths(family: Family, difference: Tensor, scale: Tensor) -> Tensor:
-    return family.coordinates(difference, scale).norm(dim=-1)
-
-
-def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
-    """The likeliest component of every row, in the order of storage; the clients must be those of the fit.  [N]"""
-    out = []
-    for block in rows.blocks():
-        gamma = responsibilities(fit.family, fit.theta, fit.weights, fit.scale, block)
-        out.append(gamma.argmax(-1)[block.real])
-    return torch.cat(out)
-
-
-def log_likelihood(fit: MixtureFit, rows: Ragged) -> Tensor:
-    """Mean log-likelihood of every client's rows, zero for who has none; the clients must be those of the fit.  [M]"""
-    got = InProcess(rows).ask(judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
-    return got["likelihood"]
-
-
-def bic(fit: MixtureFit, rows: Ragged) -> float:
-    """Bayesian information criterion over the clients that are no outliers; smaller is better.
-
-    A common component counts P parameters, and a client's own as many as it is free: see `MixtureFit.freedom`.
-    """
-    n = torch.from_numpy(rows.layout.counts).to(torch.float64)
-    good = (n > 0) & ~fit.outliers
-    r, p = fit.centre.shape
-    free = r * p + float(fit.freedom[good].sum()) * p + int(good.sum()) * (r - 1) + len(fit.scale) * fit.family.n_scale
-    likelihood = float((log_likelihood(fit, rows) * n)[good].sum())
-    return -2 * likelihood + free * math.log(max(float(n[good].sum()), 2.0))
 
 
 # -- choices ----------------------------------------------------------------------------------------------------------
@@ -302,7 +201,9 @@ def choose_c_lambda(
     by the first candidate. Parameters are those of `fit_mixture`.
     """
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
-    fits = _fedgrem_fits(part, _How(family, seed, rounds, tol, start, reject), [(n_components, c) for c in candidates])
+    fits = _fedgrem_fits(
+        part, _rough(family, seed, rounds, tol, start, reject), [(n_components, c) for c in candidates]
+    )
     scores = _held_out(fits, held)  # [K, M]
     totals = _per_row(scores, held)
     return Choice(tuple(candidates), tuple(totals.tolist()), int(totals.argmax()))
@@ -350,3 +251,8 @@ def _held_out(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
 def _per_row(scores: Tensor, held: Ragged) -> Tensor:
     """Sums over clients, on the scale of one row."""
     return scores.sum(1) / max(held.layout.n_rows, 1)
+
+
+def _rough(family: Family, seed: int, rounds: int, tol: float, start: MixtureStart, reject: float) -> _How:
+    """Candidates need not converge as far as what is kept."""
+    return _How(family, seed, min(rounds, _ROUNDS), _TOL * tol, start, reject)

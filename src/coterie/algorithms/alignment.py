@@ -7,8 +7,8 @@ distance between their parameters.
 
 Departures: the stepwise search runs over several random orders of the clients, until one outcome has recurred, and solves
 each step by the Hungarian method, so that its cost is polynomial in R; then clients are realigned to a robust centre (the
-coordinatewise median), which outlier clients cannot drag; the order with the smallest robust score wins. Distances are capped
-throughout, so that outliers, whom no permutation fits, do not decide.
+coordinatewise median), which outlier clients cannot drag; the order with the smallest robust score wins. Distances are
+capped throughout, so that outliers, whom no permutation fits, do not decide.
 """
 
 import itertools

@@ -155,7 +155,9 @@ def _updated(state: State, got: Replies, family: Family, sharing: Sharing, gradi
     return replace(state, theta=state.theta + eta[:, None] * slope / n)
 
 
-def own_parameters(state: State, private: Tensors, sharing: Sharing, borrow: float = 0.4) -> tuple[Tensor, Tensor, Tensor]:
+def own_parameters(
+    state: State, private: Tensors, sharing: Sharing, borrow: float = 0.4
+) -> tuple[Tensor, Tensor, Tensor]:
     """Every client's components, proportions and scale after the last round.  -> [M, R, P], [M, R], [M | 1, ...]"""
     runs = {name: value[None] for name, value in private.items()}
     theta, weights, scale = _own(
@@ -219,4 +221,3 @@ def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
         own = family.scale_of(family.scatter(theta, gamma, data), data.n.to(torch.float64).expand(len(gamma), -1))
         kept |= {"own_scale": own, "has_scale": present.expand(len(gamma), -1)}
     return reply, kept
-

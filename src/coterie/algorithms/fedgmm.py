@@ -5,8 +5,8 @@ Wu, Zhang, Yu, Bao, Yang, "Personalized Federated Learning under Mixture of Dist
 Weng, Feng, ICML 2024. A row (x, y) comes from Gaussian part q of the features and from regression r with probability
 pi_qr, at every client its own.
 
-Departures: parts share one covariance; it starts like the other baselines. Rows without a target have no regressions: what is
-left is FedEM whose components share a covariance that is estimated.
+Departures: parts share one covariance; it starts like the other baselines. Rows without a target have no regressions: what
+is left is FedEM whose components share a covariance that is estimated.
 """
 
 from collections.abc import Generator

@@ -8,10 +8,11 @@ A client's estimate after the central update follows from the centre and from wh
 the soft-thresholded difference. So the server sends the centre and lambda only, and clients keep what they sent.
 
 Departures: the central update is solved until it converges (the authors' loop stops after one step); sample sizes may
-differ; a step is never longer than C_eta of the best one along the gradient (the paper's C_eta / w0 diverges when a component
-grows); a scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients that are
-no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common parameters);
-clients that were heard once take part in the central update with what they sent last; outliers may be left out of it.
+differ; a step is never longer than C_eta of the best one along the gradient (the paper's C_eta / w0 diverges when a
+component grows); a scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients
+that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
+parameters); clients that were heard once take part in the central update with what they sent last; outliers may be left out
+of it.
 """
 
 import math
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
+from coterie.algorithms.central import central_update, central_weights, shrunk
 from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, outlier_scores
 from coterie.models.families import Family, expect, gradient_step, shares
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
@@ -31,7 +33,6 @@ __all__ = ["State", "central_update", "distances", "estimates", "fedgrem", "grad
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
-_INNER = 1000  # steps of a central update at most
 _NEAR = 3.0  # outlier score up to which a client's rows may shape the common scale
 
 
@@ -158,13 +159,16 @@ def _next_lambda(state: State, family: Family, c_lambda: float, kappa: float) ->
 
 def _remembered(state: State, ids: Tensor, tilde: Tensor, n: Tensor) -> State:
     """Keep what clients sent. Who has not been heard of has no rows, and neither has who sent what is no number."""
-    size = max(len(state.n), int(ids.max()) + 1)
-    kept = state.tilde.new_zeros(size, *state.tilde.shape[1:])
-    rows = torch.zeros(size, dtype=torch.int64)
-    kept[: len(state.n)], rows[: len(state.n)] = state.tilde, state.n
-    finite = tilde.flatten(1).isfinite().all(1)
-    kept[ids], rows[ids] = torch.where(finite[:, None, None], tilde, 0.0), torch.where(finite, n, 0)
-    return replace(state, tilde=kept, n=rows)
+    if not bool(tilde.isfinite().all()):
+        finite = tilde.flatten(1).isfinite().all(1)
+        tilde, n = torch.where(finite[:, None, None], tilde, 0.0), torch.where(finite, n, 0)
+    size = max(len(state.n), int(ids[-1]) + 1)
+    if len(ids) < size:
+        kept, rows = state.tilde.new_zeros(size, *state.tilde.shape[1:]), torch.zeros(size, dtype=torch.int64)
+        kept[: len(state.n)], rows[: len(state.n)] = state.tilde, state.n
+        kept[ids], rows[ids] = tilde, n
+        tilde, n = kept, rows
+    return replace(state, tilde=tilde, n=n)
 
 
 def _updated(state: State, got: Replies, family: Family, lam: float, reject: float) -> State:
@@ -173,69 +177,16 @@ def _updated(state: State, got: Replies, family: Family, lam: float, reject: flo
     part = state.n > 0
     if math.isfinite(reject):
         part = part & (scores(state, family) <= reject)
-    at = family.coordinates(state.tilde[part], state.scale)
-    weight = central_weights(at, state.n[part], lam, family.coordinates(state.centre, state.scale))  # [M, R]
-    centre = (weight[..., None] * state.tilde[part]).sum(0)
+    if lam:
+        at = family.coordinates(state.tilde[part], state.scale)
+        weight = central_weights(at, state.n[part], lam, family.coordinates(state.centre, state.scale))  # [M, R]
+        centre = (weight[..., None] * state.tilde[part]).sum(0)
+    else:  # nobody is drawn to it, and any will do
+        centre = state.tilde[part].median(0).values
     within = got["within"]
     scale = family.scale_of(got["scatter"], within) if float(within) > 0 else state.scale
     mean_weights = got["shares"] / got["shares"].sum().clamp(min=1e-300)
     return replace(state, centre=centre, lam=lam, pull=lam, scale=scale, mean_weights=mean_weights)
-
-
-def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
-    """Minimise sum_k n_k/2 |nu_k - tilde_k|^2 + sqrt(n_k) lam |nu_k - centre| over all nu_k and the centre.
-
-    Parameters
-    ----------
-    tilde : Tensor
-        [M, R, P]
-    n : Tensor
-        [M] rows.
-    lam : float
-        Penalty; 0 (nobody cares for the centre) is taken as the limit of small ones: a geometric median.
-    start : Tensor
-        [R, P] where to begin.
-
-    Returns
-    -------
-    Tensor
-        [R, P] the centre; nu_k is `shrunk(tilde_k, centre, lam / sqrt(n_k))`.
-    """
-    return (central_weights(tilde, n, lam, start)[..., None] * tilde).sum(0)
-
-
-def central_weights(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
-    """How much each client counts for the centre: the latter is then a weighted mean.  -> [M, R], sums to 1 over clients
-
-    Given the centre, nu_k is soft-thresholded; what is left for the centre is Huber's loss of the distances, minimised by
-    reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond.
-    """
-    rows = n.to(tilde.dtype)[:, None]  # [M, 1]
-    if math.isinf(lam):
-        return (rows / rows.sum()).expand(tilde.shape[:2])
-    reach = max(lam, 1e-9) / rows.sqrt()
-    centre, precision = start, 1e-11 * (1.0 + float(start.abs().max()))
-    for _ in range(_INNER):
-        distance = (tilde - centre).norm(dim=-1).clamp_(min=1e-300, max=1e150)  # [M, R]
-        weight = rows * (reach / distance).clamp_(max=1.0)
-        weight = weight / weight.sum(0)
-        before, centre = centre, torch.einsum("mr,mrp->rp", weight, tilde)
-        if float((centre - before).abs().max()) <= precision:
-            break
-    return weight
-
-
-def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor, at: Tensor | None = None) -> Tensor:
-    """centre + soft-threshold(tilde - centre, reach).  reach [...] for tilde [..., P]
-
-    Parameters
-    ----------
-    at : Tensor, optional
-        [..., P] the difference in the coordinates that lengths are measured in; the difference itself by default.
-    """
-    difference = tilde - centre
-    length = (difference if at is None else at).norm(dim=-1, keepdim=True).clamp(min=1e-300)
-    return centre + difference * (1.0 - reach[..., None] / length).clamp(min=0.0)
 
 
 def distances(state: State, family: Family) -> Tensor:

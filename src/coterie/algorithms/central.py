@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedGrEM's central update, solved until it converges: a robust centre, to which estimates are drawn.
+
+Tian, Weng, Feng, ICML 2024, Algorithm 1 and appendix B.1, equation (6).
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["central_update", "central_weights", "shrunk"]
+
+_INNER = 1000  # steps at most
+_FAR = 1e300  # squared distances beyond are all the same
+
+
+def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
+    """Minimise sum_k n_k/2 |nu_k - tilde_k|^2 + sqrt(n_k) lam |nu_k - centre| over all nu_k and the centre.
+
+    Parameters
+    ----------
+    tilde : Tensor
+        [M, R, P]
+    n : Tensor
+        [M] rows.
+    lam : float
+        Penalty; 0 (nobody cares for the centre) is taken as the limit of small ones: a geometric median.
+    start : Tensor
+        [R, P] where to begin.
+
+    Returns
+    -------
+    Tensor
+        [R, P] the centre; nu_k is `shrunk(tilde_k, centre, lam / sqrt(n_k))`.
+    """
+    return (central_weights(tilde, n, lam, start)[..., None] * tilde).sum(0)
+
+
+def central_weights(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
+    """How much each client counts for the centre: the latter is then a weighted mean.  -> [M, R], sums to 1 over clients
+
+    Given the centre, nu_k is soft-thresholded; what is left for the centre is Huber's loss of the distances, minimised by
+    reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond.
+    """
+    rows = n.to(tilde.dtype)[:, None]  # [M, 1]
+    if math.isinf(lam):
+        return (rows / rows.sum()).expand(tilde.shape[:2])
+    return torch.from_numpy(_reweighted(tilde.numpy(), rows.numpy(), max(lam, 1e-9), start.numpy()))
+
+
+def _reweighted(tilde: np.ndarray, rows: np.ndarray, lam: float, centre: np.ndarray) -> np.ndarray:
+    """Reweight until the centre stays. In numpy: on arrays as small as these a step takes a fifth of torch's time."""
+    parts = np.ascontiguousarray(tilde.transpose(1, 0, 2))  # [R, M, P]
+    size, reach = rows[:, 0], lam / np.sqrt(rows[:, 0])  # [M]
+    precision = 1e-10 * (1.0 + float(np.abs(centre).max()))
+    for _ in range(_INNER):
+        difference = parts - centre[:, None]
+        distance = np.sqrt(np.minimum(np.einsum("rmp,rmp->rm", difference, difference), _FAR))
+        weight = size * (reach / np.maximum(distance, reach))  # [R, M]
+        weight /= weight.sum(1, keepdims=True)
+        before, centre = centre, (weight[:, None] @ parts)[:, 0]
+        if np.abs(centre - before).max() <= precision:
+            break
+    return weight.T
+
+
+def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor, at: Tensor | None = None) -> Tensor:
+    """centre + soft-threshold(tilde - centre, reach).  reach [...] for tilde [..., P]
+
+    Parameters
+    ----------
+    at : Tensor, optional
+        [..., P] the difference in the coordinates that lengths are measured in; the difference itself by default.
+    """
+    difference = tilde - centre
+    length = (difference if at is None else at).norm(dim=-1, keepdim=True).clamp(min=1e-300, max=1e150)
+    return centre + difference * (1.0 - reach[..., None] / length).clamp(min=0.0)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Label alignment: equal to exhaustive search where that is possible, and right where it is not."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.algorithms.alignment import align, exhaustive, score
+
+
+def permuted(theta: Tensor, order: Tensor) -> Tensor:
+    return torch.take_along_dim(theta, order[..., None], 1)
+
+
+def planted(clients: int, components: int, seed: int, *, outliers: int = 0) -> tuple[Tensor, Tensor]:
+    """Noisy copies of one mixture, shuffled, the last clients' nonsense.  -> [M, R, P], true order up to a renaming"""
+    draw = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.randn(components, 4, generator=draw, dtype=torch.float64)
+    theta = centres + 0.3 * torch.randn(clients, components, 4, generator=draw, dtype=torch.float64)
+    shuffle = torch.stack([torch.randperm(components, generator=draw) for _ in range(clients)])
+    theta = permuted(theta, shuffle)
+    if outliers:
+        theta[-outliers:] = 20 * torch.randn(outliers, components, 4, generator=draw, dtype=torch.float64) + 5
+    return theta, shuffle.argsort(1)
+
+
+def test_score_is_the_sum_of_distances_over_ordered_pairs() -> None:
+    theta = torch.tensor([[[0.0], [1.0]], [[3.0], [1.5]]], dtype=torch.float64)
+    assert score(theta) == pytest.approx(2 * (3.0 + 0.5))
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 3), (4, 3), (2, 5), (3, 4)], ids=str)
+def test_equals_exhaustive_search_on_tiny_problems(shape: tuple[int, int]) -> None:
+    for seed in range(3):
+        theta, _ = planted(*shape, seed)
+        assert torch.equal(align(theta, seed), exhaustive(theta))
+
+
+def test_the_stepwise_search_is_as_good_as_exhaustive_search_just_beyond_tiny_problems() -> None:
+    theta, _ = planted(4, 4, 1)  # 13,824 alignments
+    assert score(permuted(theta, align(theta, 0))) == pytest.approx(score(permuted(theta, exhaustive(theta))))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_recovers_permutations_of_a_hundred_clients_with_twenty_outliers(seed: int) -> None:
+    theta, truth = planted(100, 10, seed, outliers=20)
+    found, good = align(theta, seed)[:80], truth[:80]
+    assert torch.equal(found, good[:, good[0].argsort()])  # the first client's components keep their numbers
+
+
+def test_huge_and_broken_parameters_do_not_disturb_the_others() -> None:
+    theta, truth = planted(30, 6, 0)
+    theta[3], theta[7], theta[11] = 1e200, torch.nan, -torch.inf
+    good = torch.tensor([k for k in range(30) if k not in (3, 7, 11)])
+    found = align(theta, 0)
+    assert torch.equal(found[good], truth[good][:, truth[0].argsort()])
+    assert torch.equal(found.sort(1).values, torch.arange(6).repeat(30, 1))
+
+
+def test_one_client_or_one_component_needs_no_alignment() -> None:
+    assert align(torch.randn(1, 3, 2), 0).tolist() == [[0, 1, 2]]
+    assert align(torch.randn(4, 1, 2), 0).tolist() == [[0]] * 4

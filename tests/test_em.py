@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EM baselines: rounds as calculated by hand, fixed points of scikit-learn's EM, and what each has in common."""
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.mixture import GaussianMixture
+from torch import Tensor
+
+from coterie.algorithms.em import State, em, own_parameters
+from coterie.algorithms.fedgmm import State as JointState
+from coterie.algorithms.fedgmm import fedgmm, marginal
+from coterie.algorithms.mixture_starts import MixtureStart
+from coterie.data.mixtures import planted_mixture
+from coterie.engines.in_process import InProcess
+from coterie.errors import ConfigError
+from coterie.models.mixtures import Custom, Gaussian, Regression
+from helpers import ragged, run_one, spying, state_tensors
+
+FEW = MixtureStart(restarts=3, iterations=8)
+UNIT = Gaussian(2)
+
+
+def clients(counts: tuple[int, ...] = (30, 40, 50), seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, 2, generator=draw, dtype=torch.float64) + 3 * (torch.arange(n) % 2)[:, None] for n in counts]
+
+
+def program(sharing: Any, family: Any = UNIT, **options: Any) -> Any:
+    return partial(
+        em, sharing=sharing, **{"family": family, "n_components": 2, "rounds": 1, "seed": 0, "start": FEW, **options}
+    )
+
+
+def e_step(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
+    joint = torch.stack([w * torch.exp(-(x - t).square().sum(1) / 2) for t, w in zip(theta, weights, strict=True)], 1)
+    return joint / joint.sum(1, keepdim=True)
+
+
+def begun(xs: list[Tensor], sharing: Any, **options: Any) -> tuple[dict[str, Tensor], list[State], InProcess]:
+    """Private state after the start, all states, and the engine after the rounds."""
+    engine, states = InProcess(ragged(xs, None)), []
+    engine.run([program(sharing, **{**options, "rounds": 0})])
+    first = {name: value.clone() for name, value in engine.worker.private[0].items()}
+    engine.run([spying(program(sharing, **options), states)])
+    return first, states, engine
+
+
+def test_a_local_round_matches_hand_calculation() -> None:
+    xs = clients()
+    first, _, engine = begun(xs, "local")
+    for k, x in enumerate(xs):
+        gamma = e_step(x, first["tilde"][k], first["weights"][k])
+        torch.testing.assert_close(engine.worker.private[0]["tilde"][k], gamma.T @ x / gamma.sum(0)[:, None])
+        torch.testing.assert_close(engine.worker.private[0]["weights"][k], gamma.mean(0))
+
+
+def test_a_pooled_round_is_an_em_step_on_all_rows() -> None:
+    xs = clients()
+    _, (start, after), _ = begun(xs, "pooled")
+    x = torch.cat(xs)
+    gamma = e_step(x, start.theta, start.weights)
+    torch.testing.assert_close(after.theta, gamma.T @ x / gamma.sum(0)[:, None])
+    torch.testing.assert_close(after.weights, gamma.mean(0))
+
+
+def test_a_pooled_gradient_round_steps_towards_the_em_step() -> None:
+    xs = clients()
+    _, (start, after), _ = begun(xs, "pooled", gradient=True)
+    x = torch.cat(xs)
+    gamma = e_step(x, start.theta, start.weights)
+    share = torch.maximum(gamma.mean(0), start.first_weights)[:, None]
+    slope = (gamma[:, :, None] * (x[:, None] - start.theta)).mean(0)
+    torch.testing.assert_close(after.theta, start.theta + 0.95 / share * slope)
+
+
+def test_a_fedem_round_pools_rows_under_every_clients_own_proportions() -> None:
+    xs = clients()
+    first, (start, after), engine = begun(xs, "fedem")
+    gammas = [e_step(x, start.theta, first["weights"][k]) for k, x in enumerate(xs)]
+    gamma, x = torch.cat(gammas), torch.cat(xs)
+    torch.testing.assert_close(after.theta, gamma.T @ x / gamma.sum(0)[:, None])
+    torch.testing.assert_close(engine.worker.private[0]["weights"], torch.stack([g.mean(0) for g in gammas]))
+
+
+def test_tgmm_borrows_from_every_other_client() -> None:
+    xs = clients()
+    first, states, engine = begun(xs, "tgmm")
+    steps = []
+    for k, x in enumerate(xs):
+        gamma = e_step(x, first["tilde"][k], first["weights"][k])
+        steps.append(gamma.T @ x / gamma.sum(0)[:, None])
+    theta, _, _ = own_parameters(states[-1], engine.worker.private[0], "tgmm")
+    for k in range(3):
+        others = sum(steps[j] for j in range(3) if j != k)
+        torch.testing.assert_close(theta[k], (steps[k] + 0.4 * others) / 1.8)
+
+
+def test_local_and_gradient_em_have_the_same_fixed_point() -> None:
+    rows = ragged(clients(), None)
+    found = []
+    for gradient in (False, True):
+        state, _, engine = run_one(program("local", rounds=500, tol=1e-10, gradient=gradient), rows)
+        found.append(own_parameters(state, engine.worker.private[0], "local")[0])
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=0)
+
+
+def test_pooled_em_with_a_common_covariance_equals_scikit_learns_tied_mixture() -> None:
+    xs = clients((80, 90, 100))
+    state, _, _ = run_one(program("pooled", Gaussian(2, "full"), rounds=300, tol=1e-10), ragged(xs, None))
+    other = GaussianMixture(2, covariance_type="tied", n_init=5, random_state=0, tol=1e-12, max_iter=1000, reg_covar=0)
+    other.fit(torch.cat(xs).numpy())
+    order, mine = np.argsort(other.means_[:, 0]), state.theta[:, 0].argsort()
+    np.testing.assert_allclose(state.theta[mine].numpy(), other.means_[order], atol=1e-2)
+    np.testing.assert_allclose(torch.linalg.inv(state.scale @ state.scale.T).numpy(), other.covariances_, atol=1e-2)
+    np.testing.assert_allclose(state.weights[mine].numpy(), other.weights_[order], atol=1e-2)
+
+
+def test_local_covariances_are_every_clients_own() -> None:
+    xs = [x * f for x, f in zip(clients((80, 80, 80)), (1.0, 1.0, 3.0), strict=True)]
+    state, _, engine = run_one(program("local", Gaussian(2, "full"), rounds=50), ragged(xs, None))
+    scale = own_parameters(state, engine.worker.private[0], "local")[2]
+    volume = torch.linalg.slogdet(scale).logabsdet
+    assert scale.shape == (3, 2, 2)
+    assert float(volume[:2].min() - volume[2]) > 1.0
+
+
+@pytest.mark.parametrize("sharing", ["local", "pooled", "fedem", "tgmm"])
+@pytest.mark.parametrize("kind", ["gmm", "mor"])
+def test_likelihood_never_falls(sharing: Any, kind: Any) -> None:
+    planted = planted_mixture(kind, n_clients=5, n_outliers=0, seed=0)
+    family = Gaussian(10) if kind == "gmm" else Regression(10)
+    _, done, _ = run_one(program(sharing, family, n_components=5, rounds=15), planted.rows)
+    losses = [r.info["loss"] for r in done.rounds[1:]]
+    if sharing != "tgmm":  # borrowing is no step of one objective
+        assert all(b <= a + 1e-8 for a, b in pairwise(losses))
+
+
+def test_fedgmm_of_regressions_recovers_the_common_components() -> None:
+    planted = planted_mixture("mor", n_clients=6, n_outliers=0, seed=2)
+    start = MixtureStart(restarts=20)
+    state, done, engine = run_one(
+        partial(fedgmm, family=Regression(10), n_components=5, rounds=60, seed=0, start=start), planted.rows
+    )
+    assert isinstance(state, JointState)
+    assert done.rounds[-1].info["loss"] < done.rounds[1].info["loss"]
+    weights = marginal(engine.worker.private[0])
+    torch.testing.assert_close(weights.sum(1), torch.ones(6, dtype=torch.float64))
+    assert float(torch.cdist(planted.theta[0], state.theta).min(1).values.median()) < 1.0
+
+
+def test_fedgmm_of_rows_is_fedem_with_an_estimated_covariance() -> None:
+    rows = ragged(clients(), None)
+    joint, _, _ = run_one(partial(fedgmm, family=UNIT, n_components=2, rounds=5, seed=0, start=FEW), rows)
+    plain, _, _ = run_one(program("fedem", rounds=5, fitted=Gaussian(2, "full")), rows)
+    for name, value in state_tensors(plain).items():
+        assert torch.equal(value, state_tensors(joint)[name])
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    mine = Custom(lambda x, y, theta: -(x - theta).square().sum(), 2, lambda x, u: x + u)
+    with pytest.raises(ConfigError, match="sums over rows"):
+        next(program("pooled", mine)(None))
+    with pytest.raises(ConfigError, match="exact M-steps"):
+        next(program("fedem", gradient=True)(None))
+    with pytest.raises(ConfigError, match="Gaussian components or regressions"):
+        next(fedgmm(None, family=mine, n_components=2, rounds=1, seed=0))

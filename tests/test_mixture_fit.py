@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fitting mixtures from rows: methods from one start, C_lambda and the number of components chosen on held-out rows."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.algorithms.mixture_starts import MixtureStart
+from coterie.data.mixtures import matched, planted_mixture
+from coterie.errors import ConfigError
+from coterie.mixture_fit import (
+    METHODS,
+    bic,
+    choose_c_lambda,
+    choose_components,
+    fit_methods,
+    fit_mixture,
+    labels,
+    log_likelihood,
+)  # fmt: skip
+from coterie.models.mixtures import Gaussian, Regression
+from helpers import ragged
+
+START = MixtureStart(restarts=10, iterations=20)
+QUICK: dict[str, Any] = {"rounds": 60, "tol": 1e-4, "start": START}
+
+
+def groups(n_clients: int, *, apart: float = 0.0, seed: int = 0) -> Any:
+    """Three groups of rows at every client, whose centres differ between clients by `apart`."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = torch.tensor([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]], dtype=torch.float64)
+    xs = []
+    for _ in range(n_clients):
+        own = centres + apart * torch.randn(3, 2, generator=draw, dtype=torch.float64)
+        xs.append(own[torch.arange(45) % 3] + torch.randn(45, 2, generator=draw, dtype=torch.float64))
+    return ragged(xs, None)
+
+
+def test_all_methods_fit_from_one_start() -> None:
+    for kind, family in (("gmm", Gaussian(10)), ("mor", Regression(10))):
+        planted = planted_mixture(kind, seed=0)  # type: ignore[arg-type]
+        fits = fit_methods(planted.rows, family, 5, **{**QUICK, "rounds": 10})
+        assert tuple(fits) == METHODS
+        for fit in fits.values():
+            assert fit.theta.shape == (10, 5, 10)
+            torch.testing.assert_close(fit.weights.sum(1), torch.ones(10, dtype=torch.float64))
+            assert fit.theta.isfinite().all()
+            assert log_likelihood(fit, planted.rows).isfinite().all()
+    with pytest.raises(ConfigError, match="no method 'fedgram'"):
+        fit_methods(planted.rows, Gaussian(10), 5, ["fedgram"])
+
+
+def test_validation_shares_among_clients_alike_and_leaves_others_alone() -> None:
+    alike = choose_c_lambda(groups(8), Gaussian(2), 3, **QUICK)
+    apart = choose_c_lambda(groups(8, apart=1.5), Gaussian(2), 3, **QUICK)
+    assert alike.value >= 1.0
+    assert apart.value <= 0.5
+    assert alike.scores[alike.best] == max(alike.scores)
+
+
+def test_validation_is_not_misled_by_an_outlier_client() -> None:
+    planted = planted_mixture("gmm", h=0.0, seed=1)
+    fit = fit_mixture(planted.rows, Gaussian(10), 5, **QUICK)
+    assert fit.choice is not None
+    assert fit.c_lambda == fit.choice.value >= 1.0
+    assert fit.outliers.tolist() == [False] * 9 + [True]
+    local = fit_mixture(planted.rows, Gaussian(10), 5, c_lambda=0.0, **QUICK)
+    assert matched(fit.theta, fit.weights, planted)[0] < 0.5 * matched(local.theta, local.weights, planted)[0]
+
+
+@pytest.mark.parametrize("by", ["held-out", "bic"])
+def test_the_number_of_components_is_found(by: Any) -> None:
+    found = choose_components(groups(8), Gaussian(2), [1, 2, 3, 4, 5], by=by, **QUICK)
+    assert found.value == 3
+
+
+def test_bic_counts_what_is_free() -> None:
+    rows = groups(6)
+    local, common = (fit_mixture(rows, Gaussian(2), 3, c_lambda=c, **QUICK) for c in (0.0, math.inf))
+    assert float(local.freedom.mean()) == 1.0
+    assert float(common.freedom.max()) == 0.0
+    n = 6 * 45
+    expected = -2 * 45 * float(log_likelihood(common, rows).sum()) + (3 * 2 + 6 * 2) * math.log(n)
+    assert not common.outliers.any()
+    assert bic(common, rows) == pytest.approx(expected)
+    assert bic(common, rows) < bic(local, rows)
+
+
+def test_labels_are_those_of_the_likeliest_component_in_order_of_storage() -> None:
+    rows = groups(5)
+    fit = fit_mixture(rows, Gaussian(2), 3, c_lambda=1.0, **QUICK)
+    found, owners = labels(fit, rows), torch.from_numpy(rows.owners)
+    assert isinstance(rows.x, torch.Tensor)
+    distance = (rows.x[:, None] - fit.theta[owners]).square().sum(-1) / 2 - fit.weights[owners].log()
+    assert torch.equal(found, distance.argmin(1))
