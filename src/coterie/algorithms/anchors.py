@@ -111,9 +111,7 @@ def _groups(local: Tensor, n_clusters: int | None, delta: float) -> tuple[Tensor
     """Number every anchor's group.  [A]"""
     if len(local) == 1:
         return torch.zeros(1, dtype=torch.int64), "a single one"
-    safe = (
-        local.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double().clamp(-1e100, 1e100)
-    )  # with squares that are finite
+    safe = local.nan_to_num(0.0, 0.0, 0.0).double().clamp(-1e100, 1e100)  # squares stay finite
     far = torch.cdist(safe, safe, compute_mode="donot_use_mm_for_euclid_dist").numpy()
     distances = far[np.triu_indices(len(far), 1)]
     if delta > 0:
