@@ -215,7 +215,8 @@ def test_rotated_cifar_runs_with_its_network(shared_data: Path):
 def test_without_a_name_the_studies_are_listed():
     shown = CliRunner().invoke(app, [], catch_exceptions=False)
     names = ["ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-digits", "ifca-rotated-cifar"]
-    assert [line.split()[0] for line in shown.stdout.splitlines()[1:5]] == names
+    names += ["mixed-regression", "mixed-regression-scaling"]
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:7]] == names
     assert list(command()["studies"]) == names
 
 
