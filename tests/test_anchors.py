@@ -162,7 +162,7 @@ def test_without_delta_their_tree_is_cut(spread: float, n_clusters: int | None, 
 def test_without_a_gap_there_is_one_cluster_at_their_median() -> None:
     local = around(TRUTHS[:1], each=31, spread=0.3)
     theta, said = grouped(local, None, data=planted([20] * 10, [0] * 10))
-    assert said.startswith("31 anchors make 1 clusters: their tree is cut at its largest gap")
+    assert said.startswith("31 anchors make 1 cluster: their tree is cut at its largest gap")
     assert theta.tolist() == [np.median(local.numpy(), axis=0).tolist()]
 
 
@@ -208,7 +208,7 @@ def test_more_clusters_than_models_that_differ_stay_finite() -> None:
 def test_anchors_that_are_all_alike_make_one_cluster(n_clusters: int | None) -> None:
     theta, said = grouped(TRUTHS[:1].repeat(10, 1), n_clusters)
     assert theta.tolist() == [[3.0, 0.0, 0.0]]
-    assert said.startswith("10 anchors make 1 clusters")
+    assert said.startswith("10 anchors make 1 cluster")
 
 
 def test_fewer_anchors_than_clusters_make_a_cluster_each() -> None:
@@ -216,7 +216,7 @@ def test_fewer_anchors_than_clusters_make_a_cluster_each() -> None:
     assert sorted(theta.tolist()) == [[0.0, 3.0, 0.0], [3.0, 0.0, 0.0]]
     theta, said = grouped(TRUTHS[:1], 3)
     assert theta.tolist() == [[3.0, 0.0, 0.0]]
-    assert said == "1 anchors make 1 clusters: a single one"
+    assert said == "1 anchors make 1 cluster: a single one"
 
 
 @pytest.mark.parametrize("n_representatives", [1, 2, 3])

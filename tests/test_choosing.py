@@ -39,6 +39,18 @@ def test_groups_that_stand_out_are_counted() -> None:
     assert [len(np.unique(model.labels_[k::3])) for k in range(3)] == [1, 1, 1]
 
 
+def test_a_group_that_hides_among_small_clients_is_found() -> None:
+    draw = np.random.default_rng(0)
+    counts, group = np.array([50] * 40 + [10] * 110), draw.choice(3, 150, p=[0.2, 0.3, 0.5])
+    slopes = draw.normal(size=(3, 20)) * 2 / np.sqrt(20)
+    x = draw.normal(size=(counts.sum(), 20))
+    names = np.repeat([f"c{i:03d}" for i in range(150)], counts)
+    y = (x * slopes[np.repeat(group, counts)]).sum(1) + 0.2 * draw.normal(size=len(x))
+    model = coterie.MixedRegression(random_state=0).fit(x, y, names)
+    assert model.n_clusters_ == 3
+    assert model.score(x, y, names) > 0.97
+
+
 def test_where_clients_differ_by_degrees_the_number_is_chosen_on_held_out_rows() -> None:
     draw = np.random.default_rng(1)
     angle = draw.uniform(0, 2 * np.pi, 80)  # evenly around a circle: no groups, yet one model serves nobody

@@ -101,7 +101,7 @@ def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, delta: fl
     chosen = torch.tensor([_medoid(local, group == g) for g in range(int(group.max()) + 1)])
     wanted = len(chosen) if n_clusters is None else min(n_clusters, len(local))
     chosen, swaps = yield from _improved(model, local, chosen[:wanted])
-    said = f"{len(local)} anchors make {len(chosen)} clusters: {how}"
+    said = f"{len(local)} anchors make {len(chosen)} cluster{'s' * (len(chosen) != 1)}: {how}"
     if swaps:
         said += f"; {swaps} replaced by anchors that serve clients better"
     return _centres(local, chosen, delta), [said]
