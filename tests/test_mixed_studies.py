@@ -113,6 +113,15 @@ def test_same_seed_gives_the_same_rows_in_any_process_and_seeds_can_be_run_alone
     assert without_seconds(second) == without_seconds(once)[len(METHODS) :]
 
 
+def test_averaged_over_everyone_models_move_by_their_clusters_share():
+    over = {
+        name: compare(EASY, replace(FEW, methods=(FEDAVG,), average_over=name), 0)[0]
+        for name in ("cluster", "everyone")
+    }
+    assert over["everyone"]["rounds_to_2x_oracle"] > 2 * over["cluster"]["rounds_to_2x_oracle"]
+    assert over["everyone"]["final_error"] == pytest.approx(over["cluster"]["final_error"], rel=0.05)
+
+
 def test_the_oracle_is_run_even_if_nobody_asks_for_its_row():
     rows = compare(EASY, replace(FEW, methods=("fedavg", ORACLE, "one-shot"), rounds=10), 0)
     assert [row["method"] for row in rows] == ["fedavg", "one-shot", ORACLE]
@@ -230,9 +239,9 @@ def test_scaling_varies_one_factor_at_a_time():
 
 def test_scaling_points_have_rounds_and_steps_for_their_size():
     how = mixed_scaling.Point().how(METHODS)
-    assert (how.rounds, how.step_size, how.eta, how.anchors) == (300, 0.03, pytest.approx(0.12), 30)
+    assert (how.rounds, how.step_size, how.eta, how.anchors) == (200, 0.03, pytest.approx(0.12), 30)
     few = mixed_scaling.Point(rows=2).how(METHODS)
-    assert (few.rounds, few.step_size) == (1500, pytest.approx(0.6 * 2 / 50))
+    assert (few.rounds, few.step_size) == (1000, pytest.approx(0.6 * 2 / 50))
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -247,13 +256,14 @@ def test_options_reach_the_study():
     line = (
         "mixed-regression --setting c3 --seeds 1 --seed 4 --rounds 2 --features laplace --covariance differs --eta 0.2"
     )
-    line += " --estimator halves --noise-on-anchors 0.01 --anchors 5 --step-size 0.02 --jobs 1 --curves"
-    document = command(*line.split(), "--methods", "moment-descent-fedavg,oracle")
+    line += " --estimator halves --noise-on-anchors 0.01 --anchors 5 --step-size 0.02 --average-over everyone"
+    document = command(*line.split(), "--methods", "moment-descent-fedavg,oracle", "--jobs", "1", "--curves")
     assert [(r["method"], r["local_steps"], r["seed"]) for r in document["rows"]] == [
         (FEDAVG, 1, 4), (FEDAVG, 5, 4), (FEDAVG, 10, 4), (ORACLE, 5, 4),
     ]  # fmt: skip
     assert all(len(row["curve"]) >= 3 for row in document["rows"])
     settings = document["settings"]
+    assert settings["how"]["average_over"] == "everyone"
     assert (settings["problem"]["features"], settings["problem"]["covariance"]) == ("laplace", "differs")
     assert (settings["how"]["estimator"], settings["how"]["noise_on_anchors"], settings["how"]["eta"]) == (
         "halves",
@@ -285,6 +295,7 @@ def test_scaling_from_the_command_line():
         "mixed-regression --covariance other",
         "mixed-regression --methods ifca",
         "mixed-regression --estimator three",
+        "mixed-regression --average-over all",
         "mixed-regression --seeds 0",
         "mixed-regression --jobs 0",
         "mixed-regression --rounds 0",

@@ -187,6 +187,9 @@ def mixed_regression(
     ] = None,
     step_size: StepSize = None,
     eta: Annotated[float | None, typer.Option(help="Step size of FedProx.")] = None,
+    average_over: Annotated[
+        str | None, typer.Option(help="What models are averaged over in Phase 2: cluster, or everyone (Lemma 1).")
+    ] = None,
     estimator: Annotated[str | None, typer.Option(help="Of Phase 1: pairs, halves, or two (the paper's text).")] = None,
     anchors: Annotated[int | None, typer.Option(help="Anchors of Phase 1.")] = None,
     noise_on_anchors: Annotated[
@@ -210,7 +213,13 @@ def mixed_regression(
         "rounds": rounds,
         "local_steps": steps,
     }
-    how |= {"step_size": step_size, "eta": eta, "estimator": estimator, "anchors": anchors}
+    how |= {
+        "step_size": step_size,
+        "eta": eta,
+        "average_over": average_over,
+        "estimator": estimator,
+        "anchors": anchors,
+    }
     how |= {"noise_on_anchors": noise_on_anchors, "curves": curves}
     problem = replace(base.problem, **_stated({"features": features, "covariance": covariance}))
     settings = replace(
