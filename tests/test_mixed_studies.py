@@ -239,9 +239,9 @@ def test_scaling_varies_one_factor_at_a_time():
 
 def test_scaling_points_have_rounds_and_steps_for_their_size():
     how = mixed_scaling.Point().how(METHODS)
-    assert (how.rounds, how.step_size, how.eta, how.anchors) == (200, 0.03, pytest.approx(0.12), 30)
+    assert (how.rounds, how.step_size, how.eta, how.anchors) == (300, 0.045, pytest.approx(0.198), 30)
     few = mixed_scaling.Point(rows=2).how(METHODS)
-    assert (few.rounds, few.step_size) == (1000, pytest.approx(0.6 * 2 / 50))
+    assert (few.rounds, few.step_size) == (1500, pytest.approx(0.45 * 2 / 50))
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -256,14 +256,14 @@ def test_options_reach_the_study():
     line = (
         "mixed-regression --setting c3 --seeds 1 --seed 4 --rounds 2 --features laplace --covariance differs --eta 0.2"
     )
-    line += " --estimator halves --noise-on-anchors 0.01 --anchors 5 --step-size 0.02 --average-over everyone"
+    line += " --estimator halves --noise-on-anchors 0.01 --anchors 5 --step-size 0.02 --average-over cluster"
     document = command(*line.split(), "--methods", "moment-descent-fedavg,oracle", "--jobs", "1", "--curves")
     assert [(r["method"], r["local_steps"], r["seed"]) for r in document["rows"]] == [
         (FEDAVG, 1, 4), (FEDAVG, 5, 4), (FEDAVG, 10, 4), (ORACLE, 5, 4),
     ]  # fmt: skip
     assert all(len(row["curve"]) >= 3 for row in document["rows"])
     settings = document["settings"]
-    assert settings["how"]["average_over"] == "everyone"
+    assert settings["how"]["average_over"] == "cluster"
     assert (settings["problem"]["features"], settings["problem"]["covariance"]) == ("laplace", "differs")
     assert (settings["how"]["estimator"], settings["how"]["noise_on_anchors"], settings["how"]["eta"]) == (
         "halves",

@@ -4,8 +4,8 @@
 The base is a small sibling of setting c2 (`mixed_regression.py`): 300 clients with 10 rows and 30 with 50, which are the
 anchors, D = 50, K = 3, noise 0.2. Factors are varied around it, also Remark 2's noise on what clients see of the anchors.
 
-A client with n rows moves a model within n of its D dimensions. So rounds are in proportion to D / n, and steps not longer
-than in proportion to n / D.
+A client with n rows moves a model within n of its D dimensions, and a cluster's model by the cluster's share of that. So
+rounds are in proportion to D K / n, and steps not longer than in proportion to n / D.
 """
 
 import itertools
@@ -29,9 +29,9 @@ CAPTION = (
     "the oracle's;\n<= 1.05: share of seeds; anchor_noise: standard deviation of what is added to each coordinate of the "
     "anchors' models (Remark 2)"
 )
-_ROUNDS, _LEAST_ROUNDS = 40, 150  # for every unit of D / n, and altogether
+_ROUNDS, _LEAST_ROUNDS = 20, 200  # for every unit of D K / n, and altogether
 _LARGE = (10, 50)  # clients with many rows: how many for each cluster, and their rows
-_STEP, _STEP_BY_ROWS, _ETA_BY_STEP = 0.03, 0.6, 4.0
+_STEP, _STEP_BY_ROWS, _ETA_BY_STEP = 0.045, 0.45, 4.4
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Point:
     def how(self, methods: tuple[str, ...]) -> Methods:
         """Say what is run on it."""
         step = min(_STEP, _STEP_BY_ROWS * self.rows / self.dimension)
-        rounds = max(_LEAST_ROUNDS, _ROUNDS * self.dimension // self.rows)
+        rounds = max(_LEAST_ROUNDS, _ROUNDS * self.dimension * self.clusters // self.rows)
         return Methods(
             methods, rounds=rounds, step_size=step,
             eta=_ETA_BY_STEP * step, anchors=_LARGE[0] * self.clusters, noise_on_anchors=self.anchor_noise,
