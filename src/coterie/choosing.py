@@ -60,15 +60,14 @@ def number_of_clusters(
         "count clusters", made.rows, [program(None, 0)], moment_descent.State, options.moments.iterations
     )
     found = len(anchors.states[0].theta)
-    if found >= most:
-        return found, "so many stand out among the anchors"
+    if found == 0 or found >= most:  # nobody answered, or there is nothing to choose
+        return max(found, 1), "so many stand out among the anchors"
     part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
-    first = max(found, 1)
-    programs = [program(k, options.training.rounds) for k in range(first, most + 1)]
+    programs = [program(k, options.training.rounds) for k in range(found, most + 1)]
     total = options.moments.iterations + 1 + options.training.rounds
     done = phases.run("choose the number of clusters", part, programs, moment_descent.State, total)
     losses = torch.stack([_held_out(made, part, held, state.theta) for state in done.states])  # [K, M]
-    chosen = first + _simplest(losses)
+    chosen = found + _simplest(losses)
     if found < 2:
         return chosen, "chosen on held-out rows, since no groups stand out among the anchors"
     if chosen == found:
