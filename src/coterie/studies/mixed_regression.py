@@ -100,6 +100,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
     rounds = [row["rounds_to_2x_oracle"] for row in rows]
     reached = sorted(t for t in rounds if t is not None)
+    far = [row["anchor_error"] for row in rows if row["anchor_error"] is not None]
     anchors = [
         row["anchor_error"] < row["delta"] / 2 for row in rows if row["anchor_error"] is not None and row["delta"]
     ]
@@ -111,6 +112,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "max_ratio": max(ratios, default=None),
         "success": statistics.fmean(ratio <= GOOD for ratio in ratios) if ratios else None,
         "median_rounds": reached[len(rounds) // 2] if len(reached) > len(rounds) // 2 else None,
+        "mean_anchor_error": statistics.fmean(far) if far else None,
         "anchors_near": statistics.fmean(anchors) if anchors else None,
     }
 
