@@ -76,7 +76,9 @@ def _phase_two(rows: Ragged) -> list[dict]:
     seconds = best(3, products=products, ours=lambda: rounds(fedavg), exact=lambda: rounds(fedprox))
     return [
         _row("moment descent, Phase 2 at C.2, one round of FedAvg with s = 5", seconds, ROUNDS),
-        _row("moment descent, Phase 2 at C.2, one round of FedProx, exact", {**seconds, "ours": seconds["exact"]}, ROUNDS),
+        _row(
+            "moment descent, Phase 2 at C.2, one round of FedProx, exact", {**seconds, "ours": seconds["exact"]}, ROUNDS
+        ),
     ]
 
 
@@ -106,7 +108,7 @@ def _measure() -> dict:
     )
     rounds = InProcess(rows).run([program]).rounds
     return {
-        "bench": "1,000,000 clients x 2 rows and 100 anchors x 60, D = 50, K = 3; 1,000 clients with one row, 1,000 with none",
+        "bench": "1,000,000 clients x 2 rows, 100 x 60, 1,000 with one row, 1,000 with none; D = 50, K = 3",
         "seconds per iteration of Phase 1": max(r.seconds for r in rounds if "movement" in r.info),
         "seconds per round of Phase 2": sum(r.seconds for r in rounds if "loss" in r.info) / 10,
         "seconds in all": time.perf_counter() - begin,

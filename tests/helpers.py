@@ -360,7 +360,7 @@ CASES: list[Case] = [
     descent_case("moment-descent-halves", descent={"estimator": "halves"}),
     descent_case("moment-descent-two", descent={"estimator": "two", "step": "plain", "step_size": 0.5}),
     descent_case("moment-descent-orthogonal", descent={"subspace": "orthogonal", "exchanges": 2}),
-    descent_case("moment-descent-noise", descent={"noise": 0.1}, draws_clients=True),
+    descent_case("moment-descent-noise", descent={"noise": 0.1}),
     descent_case("moment-descent-unknown", n_clusters=None),
     descent_case("mixed-regression", rounds=2, step_size=0.05, training=STEPS),
     descent_case("mixed-regression-exact", rounds=2, step_size=0.05, training=EXACT),

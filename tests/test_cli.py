@@ -463,7 +463,7 @@ def test_a_terminal_sees_both_phases_of_moment_descent() -> None:
 
 def test_a_bar_that_takes_longer_than_was_thought_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.err, "_force_terminal", True)
-    monkeypatch.setattr(cli.err, "file", shown := io.StringIO())
+    monkeypatch.setattr(cli.err, "_file", shown := io.StringIO())
     with cli._progress() as watch:
         assert watch is not None
         for round_, total in ((1, 6), (6, 6), (8, 8)):  # further anchors were drawn

@@ -255,7 +255,7 @@ INDIVIDUAL = {
     "fit_alone": {"theta"},
     "introduce": {"n", "draw"},  # who may be an anchor
     "descend": {"theta", "moved"},  # the anchors' own models
-    "answer_to": {"n"},  # whom to send perturbed copies
+    "answer_to": {"lot"},  # whom to send perturbed copies
     "fit_once": {"theta", "n"},  # what one-shot clustering gives to k-means
     "fit_locally": {"theta", "n"},  # what clients found alone, for alignment
     "gradient_em": {"estimate", "n"},  # what the central update of FedGrEM draws together

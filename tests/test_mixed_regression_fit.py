@@ -81,6 +81,7 @@ def fitted() -> Fitted:
 def test_groups_and_their_number_are_found_without_being_told(fitted: Fitted) -> None:
     assert len(fitted.theta) == 3
     assert adjusted_rand(fitted.placed.label, SITES.truth) == 1
+    assert fitted.counted == "3 clusters: so many stand out among the anchors, and more are no better"
     assert fitted.warnings == []
     assert [s.label for s in fitted.scores] == [
         "moment descent, 3 clusters", "one model for all (ridge)", "one model each",
@@ -106,9 +107,9 @@ def test_rounds_tell_of_both_phases(fitted: Fitted) -> None:
     second = [r for r in fitted.rounds if "loss" in r.info]
     assert [r.round for r in first] == [1, 2, 3, 4, 5]
     assert [r.round for r in second] == list(range(7, 27))  # round 6 groups the anchors
-    assert {len(r.info["movement"]) for r in first} == {45}  # 10 for each of 6 clusters are more than there are
+    assert {len(r.info["movement"]) for r in first} == {30}  # 10 for each cluster
     assert {len(r.info["spectrum"]) for r in first} == {6}
-    assert "45 anchors make 3 clusters" in next(r for r in fitted.rounds if r.round == 6).info["events"][0]
+    assert "30 anchors make 3 clusters" in next(r for r in fitted.rounds if r.round == 6).info["events"][0]
     assert sum(second[-1].info["sizes"]) == 45
 
 
@@ -178,7 +179,7 @@ def test_clients_of_one_row_and_none_take_part() -> None:
 def test_one_group_is_one_cluster_and_said() -> None:
     made = fit(sites(k=1).clients(), chosen())
     assert len(made.theta) == 1
-    assert any("no groups stand out" in said for said in made.warnings)
+    assert made.counted == "1 cluster: chosen on held-out rows, since no groups stand out among the anchors"
     assert score(made, "moment-descent").label == "moment descent, 1 cluster"
     assert score(made, "moment-descent").test == pytest.approx(score(made, "global").test, rel=0.01)
 
@@ -243,7 +244,7 @@ def test_the_estimator_knows_its_anchors() -> None:
     assert model.n_clusters_ == 3
     assert model.anchors_.shape == (12,)
     assert model.anchor_models_.shape == (12, 6)
-    assert model.spectrum_.shape == (4,)
+    assert model.spectrum_.shape == (3,)
     label = dict(zip(model.client_names_, model.labels_, strict=True))
     near = torch.cdist(model.anchor_models_, model.theta_).argmin(1)
     assert near.tolist() == [label[name] for name in model.anchors_]  # every anchor was led to its own group
@@ -328,7 +329,8 @@ def test_the_tables_of_a_run_hold_both_phases(tmp_path: Path) -> None:
     assert rows[4]["spectrum"] == made.descended.spectrum.tolist()
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert '<section id="descent">' in page
-    assert '<p class="event">45 anchors make 3 clusters: their tree is cut at its largest gap' in page
+    assert '<p class="event">3 clusters: so many stand out among the anchors' in page
+    assert '<p class="event">30 anchors make 3 clusters: their tree is cut at the number asked for' in page
 
 
 def test_profiles_name_products(tmp_path: Path) -> None:
@@ -344,15 +346,15 @@ def test_a_fit_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_pat
     whole = fit(clients, asked)
     calls, times = 0, 0
 
-    def killed_every_third(phase: str, done: Round, total: int) -> None:
+    def killed_every_seventh(phase: str, done: Round, total: int) -> None:
         nonlocal calls
         calls += 1
-        if calls % 3 == 0:
+        if calls % 7 == 0:  # four numbers of clusters advance side by side: one round of all is kept in between
             raise KilledError
 
     while True:
         try:
-            again = fit(clients, asked, folder=tmp_path, every=0.0, watch=killed_every_third)
+            again = fit(clients, asked, folder=tmp_path, every=0.0, watch=killed_every_seventh)
             break
         except KilledError:
             times += 1
@@ -371,6 +373,7 @@ def test_fit_predict_assign_and_report_from_the_shell(tmp_path: Path) -> None:
     lines = said.out.splitlines()
     assert any(line.startswith("│ moment descent, 3 clusters ") for line in lines)
     assert "R²" in lines[3]
+    assert any(line.startswith("3 clusters: so many stand out") for line in lines)
     assert "clients per cluster: 15, 15, 15" in lines
     assert max(map(len, lines[:-1])) <= 80
     assert run_command("predict", tmp_path / "run", data).out.count("\n") == 1351

@@ -2,6 +2,7 @@
 """Training in the space of a client's rows against training step by step, and against least squares."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,9 @@ def starts(model: Model, block: Block) -> Tensor:
 
 def moves(model: Model, theta: Tensor, block: Block, how: Training) -> tuple[Tensor | RowProduct, Tensor]:
     """What `training_moves` says, and what training says."""
-    key = keys.key(0, torch.arange(2))
-    got = training_moves(model, theta, own_outputs(model, theta, block), block, STEP, how, key)
-    return got, train(model, theta, block, STEP, how, key) - theta
+    key, step = keys.key(0, torch.arange(len(theta))), STEP[: len(theta)]
+    got = training_moves(model, theta, own_outputs(model, theta, block), block, step, how, key)
+    return got, train(model, theta, block, step, how, key) - theta
 
 
 SUITED = {
@@ -123,7 +124,6 @@ OTHERWISE: dict[str, tuple[Model, Sequence[int], Training]] = {
     "minibatches": (linear_regression(D), SHORT, Training(steps=5, batch_size=2)),
     "more rows than features": (linear_regression(D), (*SHORT, 20), Training(steps=12)),
     "more rows than features, exact": (linear_regression(D), (*SHORT, 20), Training(exact=True, proximal=0.5)),
-    "more rows than steps need": (linear_regression(D), SHORT, Training(steps=1)),
     "hidden layer": (NET, SHORT, Training(steps=5)),
     "module": (Network(nn.Sequential(nn.Linear(D, 1)).double(), "squared"), SHORT, Training(steps=5)),
 }
@@ -138,6 +138,30 @@ def test_elsewhere_models_are_trained_as_they_are(model: Model, counts: Sequence
     assert isinstance(got, Tensor)
     assert torch.equal(got, want)
     assert torch.equal(theta, kept)
+
+
+def test_products_of_rows_are_not_worth_a_single_step_of_a_single_run() -> None:
+    model, block = linear_regression(D), clients()
+    theta = starts(model, block)
+    alone, _ = moves(model, theta[:1], block, Training(steps=1))
+    together, want = moves(model, theta, block, Training(steps=1))
+    assert isinstance(alone, Tensor)
+    assert isinstance(together, RowProduct)
+    torch.testing.assert_close(together.formed(), want, **TIGHT)
+    torch.testing.assert_close(alone[0], want[0], **TIGHT)
+
+
+def test_what_is_kept_with_a_block_serves_any_later_training() -> None:
+    block = clients()
+    for intercept, how in [(True, SUITED["exact"]), (False, SUITED["exact"]), (True, SUITED["two steps"])]:
+        model = linear_regression(D, intercept=intercept)
+        for mu in (how.proximal, 2 * how.proximal + 0.1):
+            changed = replace(how, proximal=mu)
+            for _ in range(2):
+                got, want = moves(model, starts(model, block), block, changed)
+                assert isinstance(got, RowProduct)
+                torch.testing.assert_close(got.formed(), want, **TIGHT)
+    assert len(block.kept) == 2 + 4  # products with and without intercept; a factor for each of these and each mu
 
 
 def test_classes_are_trained_as_they_are() -> None:

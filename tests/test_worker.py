@@ -255,3 +255,36 @@ def test_cluster_sums_are_the_same_in_one_block_and_in_many() -> None:
         for run, answer in worker.answer(asks, EVERYONE).items():
             assert answer.parts["value"]["sum"].tolist() == [[6.0 * (run + 1), 4.0 * (run + 1)]]  # 0+2+4 and 1+3
             assert answer.parts["value"]["weight"].tolist() == [[3.0, 2.0]]
+
+
+BLOCKS: list[Block] = []
+
+
+def look(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Note the block."""
+    BLOCKS.append(data)
+    return {"n": data.n[None]}, {}
+
+
+def blocks_of(worker: Worker, ids: Tensor, scratch: int = 1) -> list[Block]:
+    BLOCKS.clear()
+    worker.answer({0: Ask(look, {}, {"n": Sum()}, scratch=scratch)}, ids)
+    return list(BLOCKS)
+
+
+def test_few_rows_are_handed_out_in_the_same_blocks_until_something_else_is_asked() -> None:
+    worker = clients()
+    first, again = blocks_of(worker, EVERYONE), blocks_of(worker, EVERYONE)
+    assert all(a is b for a, b in zip(first, again, strict=True))
+    some = blocks_of(worker, torch.tensor([0, 4]))
+    assert [i for block in some for i in block.ids.tolist()] == [0, 4]
+    other = blocks_of(worker, EVERYONE, scratch=1000)
+    assert not any(a is b for a in first for b in other)
+    assert sorted(i for block in other for i in block.ids.tolist()) == EVERYONE.tolist()
+
+
+def test_many_rows_are_cut_anew_every_time_so_that_nothing_is_kept_of_them() -> None:
+    worker = Worker(clients().rows, block_bytes=64)  # four rows of two numbers; there are nine
+    first, again = blocks_of(worker, EVERYONE), blocks_of(worker, EVERYONE)
+    assert len(first) == len(again) > 1
+    assert not any(a is b for a in first for b in again)

@@ -44,9 +44,10 @@ def number_of_clusters(
 ) -> tuple[int, str]:
     """Find out how many clusters there are, and say how.
 
-    Anchors of moment descent tell when groups stand out. Where they do not, clients may still be served better by several
-    models: all numbers are tried in lockstep on part of the rows, and the smallest wins whose loss on the others is within
-    one standard error of the best, over clients.
+    Anchors of moment descent tell when groups stand out; but a small group may hide among anchors that have not arrived,
+    and clients that differ by degrees may still be served better by several models. So this number and all larger ones are
+    tried in lockstep on part of the rows, and the smallest wins whose loss on the others is within one standard error of
+    the best, over clients.
 
     Parameters
     ----------
@@ -59,14 +60,19 @@ def number_of_clusters(
         "count clusters", made.rows, [program(None, 0)], moment_descent.State, options.moments.iterations
     )
     found = len(anchors.states[0].theta)
-    if found != 1 or most == 1:
-        return found, "so many groups stand out among the anchors"
+    if found == 0 or found >= most:  # nobody answered, or there is nothing to choose
+        return max(found, 1), "so many stand out among the anchors"
     part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
-    programs = [program(k, options.training.rounds) for k in range(1, most + 1)]
+    programs = [program(k, options.training.rounds) for k in range(found, most + 1)]
     total = options.moments.iterations + 1 + options.training.rounds
     done = phases.run("choose the number of clusters", part, programs, moment_descent.State, total)
     losses = torch.stack([_held_out(made, part, held, state.theta) for state in done.states])  # [K, M]
-    return 1 + _simplest(losses), "chosen on held-out rows, since no groups stand out among the anchors"
+    chosen = found + _simplest(losses)
+    if found < 2:
+        return chosen, "chosen on held-out rows, since no groups stand out among the anchors"
+    if chosen == found:
+        return chosen, "so many stand out among the anchors, and more are no better"
+    return chosen, f"chosen on held-out rows; {found} stand out among the anchors"
 
 
 def _held_out(made: Prepared, part: Ragged, held: Ragged, theta: Tensor) -> Tensor:

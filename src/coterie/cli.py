@@ -258,6 +258,8 @@ def _show(fitted: Fitted, more: dict[str, Any]) -> None:
         table.add_row(score.label, *("-" if value is None else format(value, how) for value, how in cells))
     out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
     out.print(table, soft_wrap=False)
+    if fitted.counted is not None:
+        out.print(fitted.counted)
     if len(fitted.theta) > 1:
         sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
         out.print(f"clients per cluster: {', '.join(map(str, sizes))}")

@@ -57,6 +57,7 @@ class Fitted:
     chosen_run: int | None = None
     warnings: list[str] = field(default_factory=list)
     descended: Descended | None = None
+    counted: str | None = None  # how the number of clusters came about, when it was not given
 
     @property
     def metric(self) -> str:
@@ -72,7 +73,7 @@ class _Trained:
     rounds: list[Round]
     chosen_run: int | None = None
     descended: Descended | None = None
-    counted: str | None = None  # how the number of clusters came about, when it was not given
+    counted: str | None = None
 
 
 def fit(
@@ -112,11 +113,11 @@ def fit(
     done = train(phases, made, start)
     found = placed(made.model, done.theta, made.rows)
     scores, per_client = measure(phases, made, done.theta, found, _title(options, len(done.theta)))
-    warnings = [*([done.counted] if done.counted else []), *_warnings(done.theta, found, options)]
+    warnings = _warnings(done.theta, found, options)
     seconds = time.perf_counter() - began
     return Fitted(
         options, clients.schema, made.model, made.scaling, done.theta, clients.names, found,
-        scores, per_client, done.rounds, seconds, done.chosen_run, warnings, done.descended,
+        scores, per_client, done.rounds, seconds, done.chosen_run, warnings, done.descended, done.counted,
     )  # fmt: skip
 
 
@@ -167,9 +168,8 @@ def _train_moment_descent(phases: Phases, made: Prepared, start: Tensor | None) 
     spectra = [r.info["spectrum"] for r in done.rounds if "spectrum" in r.info]
     last = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
     descended = Descended(made.rows.names[state.anchors.numpy()], state.local, last)
-    return _Trained(
-        state.theta, done.rounds, descended=descended, counted=None if how is None else f"{k} clusters: {how}"
-    )
+    counted = None if how is None else f"{_clusters(k)}: {how}"
+    return _Trained(state.theta, done.rounds, descended=descended, counted=counted)
 
 
 def _mixed_regression(
@@ -262,12 +262,15 @@ def _check_moments(clients: Clients, options: FitOptions, model: Model, start: T
 
 
 def _title(options: FitOptions, k: int) -> str:
-    clusters = f"{k} cluster{'s' * (k > 1)}"
     if options.method == "ifca":
-        return f"IFCA, {clusters}"
+        return f"IFCA, {_clusters(k)}"
     if options.method == "moment-descent":
-        return f"moment descent, {clusters}"
+        return f"moment descent, {_clusters(k)}"
     return "FedProx" if options.training.proximal else "FedAvg"
+
+
+def _clusters(k: int) -> str:
+    return f"{k} cluster{'s' * (k > 1)}"
 
 
 def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:

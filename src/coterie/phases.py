@@ -30,7 +30,7 @@ __all__ = ["Phases", "Prepared", "Watch", "has_closed_form", "model_for", "prepa
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
 
-_SAMPLED = ("fit", "choose a start", "one model for all")  # what a share of the clients takes part in; else everyone
+_EVERYONE = ("prepare", "step size", "one model each", None)  # in other phases a share of the clients takes part
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Phases:
     ) -> Finished:  # fmt: skip
         """Run programs side by side; a phase without a name is neither kept nor told of."""
         if engine is None:
-            share = self.options.training.participation if phase in _SAMPLED else 1.0
+            share = 1.0 if phase in _EVERYONE else self.options.training.participation
             engine = InProcess(rows, participation=Sampled(share) if share < 1 else Everyone(), seed=self.options.seed)
         watch = self.watch
         told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))

@@ -19,7 +19,7 @@ unformed (`RowProduct`): the sum over clients is then one product over all rows.
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -67,6 +67,8 @@ class Block:
         [C] real rows of each client.
     mask : Tensor or None
         [C, N] true where a row is real; None when every row is.
+    kept : dict
+        What `once` has made.
     """
 
     ids: Tensor
@@ -75,6 +77,13 @@ class Block:
     y: Tensor | None
     n: Tensor
     mask: Tensor | None
+    kept: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Make what follows from the rows alone, once: a worker with few rows hands out the same block every round."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
 
     @property
     def target(self) -> Tensor:

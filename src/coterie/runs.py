@@ -189,6 +189,7 @@ def _results(fitted: Fitted) -> dict[str, Any]:
     return {
         "methods": [asdict(score) for score in fitted.scores],
         "n_clusters": k,
+        "counted": fitted.counted,
         "cluster_sizes": torch.bincount(fitted.placed.label, minlength=k).tolist(),
         "chosen_run": last,
         "uncertain_clients": int((~fitted.placed.certain).sum()),

@@ -101,7 +101,7 @@ def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, delta: fl
     chosen = torch.tensor([_medoid(local, group == g) for g in range(int(group.max()) + 1)])
     wanted = len(chosen) if n_clusters is None else min(n_clusters, len(local))
     chosen, swaps = yield from _improved(model, local, chosen[:wanted])
-    said = f"{len(local)} anchors make {len(chosen)} clusters: {how}"
+    said = f"{len(local)} anchors make {len(chosen)} cluster{'s' * (len(chosen) != 1)}: {how}"
     if swaps:
         said += f"; {swaps} replaced by anchors that serve clients better"
     return _centres(local, chosen, delta), [said]
@@ -111,9 +111,7 @@ def _groups(local: Tensor, n_clusters: int | None, delta: float) -> tuple[Tensor
     """Number every anchor's group.  [A]"""
     if len(local) == 1:
         return torch.zeros(1, dtype=torch.int64), "a single one"
-    safe = (
-        local.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double().clamp(-1e100, 1e100)
-    )  # with squares that are finite
+    safe = local.nan_to_num(0.0, 0.0, 0.0).double().clamp(-1e100, 1e100)  # squares stay finite
     far = torch.cdist(safe, safe, compute_mode="donot_use_mm_for_euclid_dist").numpy()
     distances = far[np.triu_indices(len(far), 1)]
     if delta > 0:

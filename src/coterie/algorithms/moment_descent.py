@@ -9,6 +9,7 @@ takes constants that nobody knows; anchors that serve clients badly give way to 
 served, further anchors are drawn among them (`anchors.py`). Phase 2 is IFCA's round with another average (Lemma 1).
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -272,9 +273,10 @@ def _multiply(
     if not how.noise:
         got = yield Ask(multiply_moments, {**shared, "theta": points}, fold, scratch=scratch)
     else:
-        there = yield Ask(answer_to, {}, {"n": Stack()})
-        assert there is not None
-        copies = _perturbed(points, there.ids, how.noise, key)
+        there = yield Ask(answer_to, {}, {"lot": Stack()})
+        if there is None or there.n == 0:
+            return None
+        copies = _perturbed(points, there["lot"], how.noise, key)
         got = yield Ask(multiply_moments, shared, fold, each={"copies": copies}, to=there.ids, scratch=scratch)
     if got is None or got.n == 0:
         return None
@@ -283,17 +285,22 @@ def _multiply(
     return out
 
 
-def _perturbed(points: Tensor, ids: Tensor, noise: float, key: Tensor) -> Tensor:
-    """Two copies of every point for every client, with noise of their own.  [C, 2, A, P]"""
-    draw = keys.generator(int(key), "noise")  # the same in every exchange of an iteration: averaging would undo it
-    shape = (len(ids), 2, *points.shape)
-    return points + noise * torch.randn(shape, generator=draw, dtype=points.dtype)
+def _perturbed(points: Tensor, lots: Tensor, noise: float, key: Tensor) -> Tensor:
+    """Two copies of every point for every client, with noise of their own.  [C, 2, A, P]
+
+    The noise is the same in every exchange of an iteration, since averaging would undo it, and depends on the client's lot
+    and on a key that clients do not know.
+    """
+    size = 2 * points.numel()
+    u = keys.uniform(keys.key(key, lots), 2 * size).view(len(lots), 2, size)
+    normal = (-2 * (1 - u[:, 0]).log()).sqrt() * (2 * math.pi * u[:, 1]).cos()  # Box and Muller
+    return points + noise * normal.view(len(lots), 2, *points.shape).to(points.dtype)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
 def answer_to(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Say that the client is there."""
-    return {"n": (data.n > 1)[None]}, {}
+    """Say that the client is there, and its lot."""
+    return {"lot": keys.key("lot", data.keys)[None]}, {}
 
 
 def multiply_moments(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Any, Tensors]:

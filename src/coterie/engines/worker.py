@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker holds some clients' rows and private state, answers for all of them at once, and folds what it can."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class Worker:
         self.rows = rows
         self.block_bytes = block_bytes
         self.private: dict[int, Tensors] = {}  # run -> name -> [M, ...]
+        self._cut: _Cut | None = None
 
     def answer(self, asks: Mapping[int, Ask], ids: Tensor) -> dict[int, Answer]:
         """Put every run's ask to the same clients, in one pass over their rows.
@@ -63,11 +64,20 @@ class Worker:
         if len(ids):
             room = sum(group.bytes for group in groups)
             scratch = sum(len(group.runs) * group.ask.scratch * group.item_size for group in groups)
-            for block in self.rows.blocks(ids, budget=self.block_bytes, room=room, row_room=scratch):
+            for block in self._blocks(ids, room, scratch):
                 place = torch.searchsorted(ids, block.ids)
                 for group in groups:
                     self._answer_block(group, block, place)
         return {run: answer for group in groups for run, answer in group.answers().items()}
+
+    def _blocks(self, ids: Tensor, room: int, row_room: int) -> Iterable[Block]:
+        """Cut clients into blocks; few rows stay cut until others are asked, together with what clients keep of them."""
+        cut = self.rows.blocks(ids, budget=self.block_bytes, room=room, row_room=row_room)
+        if not isinstance(self.rows.x, Tensor) or self.rows.x.nbytes > self.block_bytes:
+            return cut
+        if self._cut is None or self._cut.room != (room, row_room) or not torch.equal(self._cut.ids, ids):
+            self._cut = _Cut(ids, (room, row_room), list(cut))
+        return self._cut.blocks
 
     def _answer_block(self, group: "_Lockstep", block: Block, place: Tensor) -> None:
         each = {name: value[:, place] for name, value in group.each.items()}
@@ -87,6 +97,15 @@ class Worker:
         if name not in kept:
             kept[name] = fresh.expand(self.rows.n_clients, *fresh.shape).clone()
         return kept[name]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How clients were cut into blocks, and for what room."""
+
+    ids: Tensor
+    room: tuple[int, int]
+    blocks: list[Block]
 
 
 class _Lockstep:

@@ -87,5 +87,8 @@ def _spectrum(run: Run) -> Figure | None:
 def _events(run: Run) -> list[str]:
     """What happened before Phase 2 began."""
     last = max(run.rounds["round"][i] for group in run.descents for i in group)
+    counted = run.results.get("counted")
     found = [e for e in run.results.get("events") or [] if isinstance(e, dict)]
-    return [str(e["text"]) for e in found if isinstance(e.get("round"), int) and e["round"] <= last + 1 and "text" in e]
+    return ([counted] if isinstance(counted, str) else []) + [
+        str(e["text"]) for e in found if isinstance(e.get("round"), int) and e["round"] <= last + 1 and "text" in e
+    ]

@@ -48,16 +48,21 @@ class Outcome:
     settings : mapping
         Everything that is needed to run it again.
     rows : sequence of mapping
-        One for each line of the table.
+        One for each line of the table, unless there is a summary.
+    summary : sequence of mapping, optional
+        One for each line of the table, where there are too many rows to read.
     """
 
     study: str
     settings: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
+    summary: Sequence[Mapping[str, Any]] | None = None
 
     def json(self) -> str:
         """Write one JSON document; numbers that are not finite become null."""
-        document = {"study": self.study, "settings": self.settings, "rows": self.rows}
+        document: dict[str, Any] = {"study": self.study, "settings": self.settings, "rows": self.rows}
+        if self.summary is not None:
+            document["summary"] = self.summary
         return json.dumps(json_safe(document), indent=2, allow_nan=False)
 
 
@@ -105,7 +110,7 @@ def show(outcome: Outcome, columns: Sequence[Column], *, caption: str, as_json: 
     table = Table(title=outcome.study, caption=caption, caption_justify="left")
     for column in columns:
         table.add_column(column.title, justify="right")
-    for row in outcome.rows:
+    for row in outcome.rows if outcome.summary is None else outcome.summary:
         values = ((column, row.get(column.field)) for column in columns)
         table.add_row(*("-" if value is None else column.write(value) for column, value in values))
     console().print(table)
