@@ -221,13 +221,13 @@ def mixed_regression(
         "anchors": anchors,
     }
     how |= {"noise_on_anchors": noise_on_anchors, "curves": curves}
-    problem = replace(base.problem, **_stated({"features": features, "covariance": covariance}))
+    problem = replace(base.problem, **stated({"features": features, "covariance": covariance}))
     settings = replace(
         base,
         problem=problem,
-        how=replace(base.how, **_stated(how)),
+        how=replace(base.how, **stated(how)),
         seed=seed,
-        **_stated({"seeds": seeds, "jobs": jobs}),
+        **stated({"seeds": seeds, "jobs": jobs}),
     )
     with progress() as tell:
         outcome = regression.run(settings, tell)
@@ -250,7 +250,7 @@ def mixed_regression_scaling(
     base = scaling.settings(named("--factors", factors, tuple(scaling.FACTORS)), quick=quick)
     given = {"methods": named("--methods", methods, mixed.METHODS), "seeds": seeds, "jobs": jobs}
     with progress() as tell:
-        outcome = scaling.run(replace(base, seed=seed, **_stated(given)), tell)
+        outcome = scaling.run(replace(base, seed=seed, **stated(given)), tell)
     show(outcome, scaling.COLUMNS, caption=scaling.CAPTION, as_json=as_json)
 
 
