@@ -6,10 +6,10 @@ Candidates and methods advance in lockstep. Those that start alike are started o
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,10 +31,11 @@ from coterie.mixture_results import (
     of_fedgrem,
 )  # fmt: skip
 from coterie.models.mixtures import Family
+from coterie.protocol import Tensors
 
 __all__ = [
-    "C_LAMBDAS", "METHODS", "OUTLIER", "Choice", "MixtureFit", "bic", "choose_c_lambda", "choose_components", "fit_methods",
-    "fit_mixture", "labels", "log_likelihood",
+    "C_LAMBDAS", "METHODS", "OUTLIER", "Choice", "Drive", "MixtureFit", "bic", "choose_c_lambda", "choose_components",
+    "fit_methods", "fit_mixture", "in_process", "labels", "log_likelihood",
 ]  # fmt: skip
 
 C_LAMBDAS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
@@ -44,6 +45,24 @@ METHODS = (
 
 _HELD_OUT = 0.2
 _ROUNDS, _TOL = 300, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
+
+
+class Drive(Protocol):
+    """How programs are run in lockstep: `phase` says what for, `state` is the type of their states."""
+
+    def __call__(
+        self, phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
+    ) -> tuple[list[Any], list[Tensors]]:
+        """Run, and give every program's last state and what its clients keep."""
+
+
+def in_process(
+    phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
+) -> tuple[list[Any], list[Tensors]]:
+    """Run with everyone, and keep no checkpoint."""
+    engine = InProcess(rows)
+    done = engine.run(programs)
+    return done.states, [engine.worker.private[run] for run in range(len(programs))]
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,8 @@ class _How:
     tol: float
     start: MixtureStart
     reject: float
+    drive: Drive = in_process
+    options: Mapping[str, Any] = field(default_factory=dict)  # further ones of FedGrEM
 
 
 def fit_mixture(
@@ -70,6 +91,8 @@ def fit_mixture(
     seed: int = 0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
+    drive: Drive = in_process,
+    **options: Any,
 ) -> MixtureFit:
     """Fit FedGrEM; without c_lambda, it is chosen among candidates on held-out rows first.
 
@@ -87,23 +110,20 @@ def fit_mixture(
         At most so many rounds; a move that ends them.
     reject : float
         Outlier score above which a client has no part in the central update; infinity is the paper's.
+    drive : callable
+        What runs it.
+    options
+        Further ones of `fedgrem`.
     """
-    how = _How(family, seed, rounds, tol, start, reject)
+    how = _How(family, seed, rounds, tol, start, reject, drive, options)
     choice = None
     if c_lambda is None:
         choice = choose_c_lambda(
-            rows,
-            family,
-            n_components,
-            candidates=candidates,
-            rounds=rounds,
-            tol=tol,
-            seed=seed,
-            start=start,
-            reject=reject,
-        )
+            rows, family, n_components, candidates=candidates, rounds=rounds, tol=tol, seed=seed, start=start,
+            reject=reject, drive=drive, **options,
+        )  # fmt: skip
         c_lambda = choice.value
-    (fit,) = _fedgrem_fits(rows, how, [(n_components, c_lambda)])
+    (fit,) = _fedgrem_fits("fit", rows, how, [(n_components, c_lambda)])
     return replace(fit, choice=choice)
 
 
@@ -162,7 +182,7 @@ def _common(how: _How, n_components: int) -> dict[str, Any]:
 
 
 def _fedgrem(how: _How, n_components: int, c_lambda: float) -> Program:
-    return partial(fedgrem.fedgrem, c_lambda=c_lambda, reject=how.reject, **_common(how, n_components))
+    return partial(fedgrem.fedgrem, c_lambda=c_lambda, reject=how.reject, **how.options, **_common(how, n_components))
 
 
 def _baseline(how: _How, n_components: int, name: str) -> Program:
@@ -172,14 +192,10 @@ def _baseline(how: _How, n_components: int, name: str) -> Program:
     return partial(em.em, sharing=sharing, gradient=gradient, **_common(how, n_components))
 
 
-def _fedgrem_fits(rows: Ragged, how: _How, settings: Sequence[tuple[int, float]]) -> list[MixtureFit]:
+def _fedgrem_fits(phase: str, rows: Ragged, how: _How, settings: Sequence[tuple[int, float]]) -> list[MixtureFit]:
     """FedGrEM with each (components, C_lambda), in lockstep."""
-    engine = InProcess(rows)
-    done = engine.run([_fedgrem(how, r, c) for r, c in settings])
-    return [
-        of_fedgrem("fedgrem", how.family, rows, done.states[i], engine.worker.private[i], c)
-        for i, (_, c) in enumerate(settings)
-    ]
+    states, private = how.drive(phase, rows, [_fedgrem(how, r, c) for r, c in settings], fedgrem.State)
+    return [of_fedgrem("fedgrem", how.family, rows, states[i], private[i], c) for i, (_, c) in enumerate(settings)]
 
 
 # -- choices ----------------------------------------------------------------------------------------------------------
@@ -194,6 +210,8 @@ def choose_c_lambda(
     seed: int = 0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
+    drive: Drive = in_process,
+    **options: Any,
 ) -> Choice:
     """Choose C_lambda by federated validation: the held-out log-likelihood per row, over clients that are no outliers.
 
@@ -201,9 +219,8 @@ def choose_c_lambda(
     by the first candidate. Parameters are those of `fit_mixture`.
     """
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
-    fits = _fedgrem_fits(
-        part, _rough(family, seed, rounds, tol, start, reject), [(n_components, c) for c in candidates]
-    )
+    rough = _How(family, seed, min(rounds, _ROUNDS), _TOL * tol, start, reject, drive, options)  # see `_ROUNDS`
+    fits = _fedgrem_fits("choose C_lambda", part, rough, [(n_components, c) for c in candidates])
     scores = _held_out(fits, held)  # [K, M]
     totals = _per_row(scores, held)
     return Choice(tuple(candidates), tuple(totals.tolist()), int(totals.argmax()))
@@ -221,19 +238,22 @@ def choose_components(
     seed: int = 0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
+    drive: Drive = in_process,
+    **options: Any,
 ) -> Choice:
     """Choose the number of components, all candidates in lockstep.
 
     By held-out log-likelihood it is the smallest within one standard error of the best, paired over clients that are no
     outliers; by BIC, on all rows, the best (scores are then negative BICs). Other parameters are those of `fit_mixture`.
     """
-    how, settings = _How(family, seed, rounds, tol, start, reject), [(r, c_lambda) for r in candidates]
+    how = _How(family, seed, rounds, tol, start, reject, drive, options)
+    settings = [(r, c_lambda) for r in candidates]
     values = tuple(float(r) for r in candidates)
     if by == "bic":
-        scores = [-bic(fit, rows) for fit in _fedgrem_fits(rows, how, settings)]
+        scores = [-bic(fit, rows) for fit in _fedgrem_fits("choose components", rows, how, settings)]
         return Choice(values, tuple(scores), scores.index(max(scores)))
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
-    each = _held_out(_fedgrem_fits(part, how, settings), held)  # [K, M]
+    each = _held_out(_fedgrem_fits("choose components", part, how, settings), held)  # [K, M]
     totals = _per_row(each, held)
     worse = each[int(totals.argmax())] - each  # [K, M]
     error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5
@@ -251,8 +271,3 @@ def _held_out(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
 def _per_row(scores: Tensor, held: Ragged) -> Tensor:
     """Sums over clients, on the scale of one row."""
     return scores.sum(1) / max(held.layout.n_rows, 1)
-
-
-def _rough(family: Family, seed: int, rounds: int, tol: float, start: MixtureStart, reject: float) -> _How:
-    """Candidates need not converge as far as what is kept."""
-    return _How(family, seed, min(rounds, _ROUNDS), _TOL * tol, start, reject)
