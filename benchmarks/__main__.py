@@ -11,13 +11,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import local_training, lockstep, many_clients, moment_descent
+from benchmarks import fedgrem, local_training, lockstep, many_clients, moment_descent
 
 BENCHES = {
     "lockstep": lockstep.run,
     "local-training": local_training.run,
     "many-clients": many_clients.run,
     "moment-descent": moment_descent.run,
+    "fedgrem": fedgrem.run,
 }
 
 
