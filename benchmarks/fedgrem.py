@@ -97,11 +97,10 @@ class _Bare:
             sums = torch.bmm(gamma.mT, self.x)
             w = (total / self.n)[..., 0]
             tilde = theta + (sums - total * theta) / self.n * (C_ETA / torch.maximum(w0, w))[..., None]
-            before = theta
             weight = central_weights(self._at(tilde, scale), self.size, lam, self._at(centre, scale))
             centre = (weight[..., None] * tilde).sum(0)
             if self.family.has_scale:
-                scale = self._scale(before, sums, total)
+                scale = self._scale(theta, sums, total)
             at = self._at(tilde - centre, scale)
             theta = shrunk(tilde, centre, (lam / self.n[..., 0].sqrt()).expand(w.shape), at)
         out = torch.empty_like(theta)
