@@ -5,7 +5,6 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from coterie.report.client_plots import signed_bars, whiskers
 from coterie.report.columns import columns
 from coterie.report.numbers import byte_ticks, decimals_for, fixed, human_bytes, human_seconds, nice_ticks, plain_ticks
 from coterie.report.plots import Line, bars, dots, line_chart, scatter, stacked_area
-
-EVIL = "<script>alert('x')</script>"
-VOID = {"meta", "input", "br", "link", "img", "hr"}
+from report_page import EVIL, edit, parse, section, words
 
 
 def run_info(n_clients: int, sizes: list[int]) -> dict[str, Any]:
@@ -144,51 +141,6 @@ def make_run(folder: Path, sizes: tuple[int, ...] = (50, 60, 29)) -> Path:
     return folder
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    """Change parts of run.json; None removes one."""
-    info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    for name, value in changes.items():
-        info[name] = value
-    (folder / "run.json").write_text(json.dumps({k: v for k, v in info.items() if v is not None}), encoding="utf-8")
-
-
-class Checker(HTMLParser):
-    """Collects text and fails on tags that are not closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def parse(page: str) -> Checker:
-    checker = Checker()
-    checker.feed(page)
-    checker.close()
-    assert checker.open == []
-    return checker
-
-
-def words(page: str) -> str:
-    return " ".join("".join(parse(page).text).split())
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_run(tmp_path / "schools")
@@ -253,10 +205,6 @@ def add_descent(folder: Path) -> None:
         {"run": 0, "round": 40, "text": "cluster 2 was empty for 5 rounds"},
     ]
     edit(folder, method="moment-descent", results={**results, "chosen_run": 0})
-
-
-def section(page: str, name: str) -> str:
-    return page.split(f'<section id="{name}">')[1].split("</section>", maxsplit=1)[0]
 
 
 def test_moment_descent_has_a_section_of_its_own(folder: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots with one mark per client, sorted: gains and losses, margins with their noise."""
+"""Plots with one mark per client, sorted: gains and losses, margins with their noise, scores with a limit."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ from coterie.report.frame import Key, Plot, escape, marker, n, svg
 from coterie.report.numbers import TickFormat, plain_ticks
 from coterie.report.plots import HEIGHT, WIDTH
 
-__all__ = ["signed_bars", "whiskers"]
+__all__ = ["FAR", "above_limit", "signed_bars", "whiskers"]
 
 MOST_TITLED = 400  # thinner bars than this cannot be pointed at
+FAR = 4.0  # so many limits away, all are equally far
 
 
 def signed_bars(
@@ -104,6 +105,44 @@ def whiskers(
     body.append(f'<path class="zero" d="M{n(plot.x.start)} {n(plot.y.at(0.0))}H{n(plot.x.stop)}"/>')
     keys = [Key("clear", "plain", "dot"), Key("too close to call", "bad", "dot")]
     return svg(body + marks, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
+
+
+def above_limit(
+    values: Sequence[float],
+    limit: float,
+    *,
+    titles: Sequence[str] | None = None,
+    x_label: str = "",
+    y_label: str = "",
+    title: str = "",
+    total: int | None = None,
+    size: tuple[float, float] = (WIDTH, HEIGHT),
+    standalone: bool = False,
+) -> str:
+    """Draw sorted values and a limit; those above it stand out, and those far above it are triangles at the edge.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Missing values (NaN, minus infinity) are left out.
+    limit : float
+        Drawn as a dashed line.
+    titles, total
+        As for `signed_bars`.
+    """
+    order = sorted((i for i in range(len(values)) if values[i] > -math.inf), key=lambda i: values[i])
+    far = FAR * limit
+    plot = _sorted_plot(len(order), total, [limit, *(min(values[i], far) for i in order)], size, plain_ticks)
+    wide = (plot.x.stop - plot.x.start) / max(len(order), 1)
+    radius = min(max(0.45 * wide, 1.5), 4.0)
+    body = plot.axes(x_label, y_label)
+    body.append(f'<path class="line plain dashed thin" d="M{n(plot.x.start)} {n(plot.y.at(limit))}H{n(plot.x.stop)}"/>')
+    for place, i in enumerate(order):
+        x, y = plot.x.start + (place + 0.5) * wide, plot.y.at(min(values[i], far))
+        tone, shape = "bad" if values[i] > limit else "plain", 2 if values[i] > far else 0
+        body.append(marker(x, y, radius, f"{tone} solid", shape, None if titles is None else titles[i]))
+    keys = [Key("within the limit", "plain", "dot"), Key("above it", "bad", "dot")]
+    return svg(body, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
 
 
 def _sorted_plot(

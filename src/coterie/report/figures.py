@@ -57,6 +57,7 @@ def training(run: Run) -> list[Figure]:
         _by_round(run, "loss", "Loss by round", "loss", plain_ticks),
         _by_round(run, "test_metric", f"Held-out {run.metric.name} by round", run.metric.name, run.metric.form),
         _by_round(run, "loss", "Loss by virtual time", "loss", plain_ticks, clock="virtual_time"),
+        _by_round(run, "change", "Largest move by round", "relative move of an estimate", plain_ticks),
     ]
     return [found for found in wanted if found is not None]
 
@@ -67,13 +68,13 @@ def _by_round(run: Run, column: str, title: str, y_label: str, form: TickFormat,
     for restart in run.restarts:
         x, y = run.round_column(clock, restart), run.round_column(column, restart)
         if x is not None and y is not None and len(y) > 1:
-            keep = _evenly(len(y), MOST_POINTS)
+            keep = evenly(len(y), MOST_POINTS)
             strong = restart == run.chosen
             lines.append(Line(x[keep].tolist(), y[keep].tolist(), colour=0, faint=not strong))
     if not any(not line.faint for line in lines):
         return None
     values = np.array([v for line in lines for v in line.y if np.isfinite(v)])
-    log_y = column == "loss" and values.min() > 0 and values.max() > 50 * values.min()
+    log_y = column in ("loss", "change") and values.min() > 0 and values.max() > 50 * values.min()
     x_label = "round" if clock == "round" else "virtual time"
     svg = line_chart(
         lines,
@@ -96,7 +97,7 @@ def cluster_sizes(run: Run) -> Figure | None:
     rows = [i for i in run.restarts[run.chosen] if run.rounds["sizes"][i]]
     if len(rows) < 2:
         return None
-    rows = [rows[i] for i in _evenly(len(rows), MOST_POINTS)]
+    rows = [rows[i] for i in evenly(len(rows), MOST_POINTS)]
     sizes = [run.rounds["sizes"][i] for i in rows]
     k = max(len(s) for s in sizes)
     if k < 2:
@@ -116,7 +117,7 @@ def client_map(run: Run) -> Figure | None:
     there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     if not len(there):
         return None
-    keep = there[_evenly(len(there), MOST_MARKS)]
+    keep = there[evenly(len(there), MOST_MARKS)]
     labels, certain = run.labels or [0] * len(x), _certain(run)
     names = run.clients.get("client", list(range(len(x))))
     svg = scatter(
@@ -132,7 +133,7 @@ def client_map(run: Run) -> Figure | None:
     keys = cluster_keys(max(labels) + 1, "dot", [str(k) for k in range(max(labels) + 1)]) if run.labels else []
     if certain is not None and not all(certain):
         keys.append(Key("too close to call", "plain hollow", "dot"))
-    note = "Clients close together are alike; the axes have no unit." + _thinned(len(keep), len(there))
+    note = "Clients close together are alike; the axes have no unit." + thinned(len(keep), len(there))
     return figure("Map of the clients", svg, keys, note)
 
 
@@ -146,7 +147,7 @@ def gains(run: Run) -> Figure | None:
     if not len(there) or run.info.get("method") == "global":
         return None
     order = there[np.argsort(-gain[there], kind="stable")]
-    keep = order[_evenly(len(order), MOST_MARKS)]
+    keep = order[evenly(len(order), MOST_MARKS)]
     decimals = decimals_for(gain[there].tolist())
     names = run.clients.get("client", list(range(len(gain))))
     svg = signed_bars(
@@ -154,12 +155,12 @@ def gains(run: Run) -> Figure | None:
         titles=[f"{names[i]}: {fixed(gain[i], decimals)}" for i in keep],
         x_label="clients, largest gain first",
         y_label=f"gain ({run.metric.gain_unit})",
-        title="Gain over one model for all",
+        title=f"Gain over one {run.noun} for all",
         total=len(there),
     )
     keys = [Key("better", "bar good"), Key("worse", "bar bad")]
-    note = _gain_note(run, gain) + _thinned(len(keep), len(there))
-    return figure("Gain over one model for all, client by client", svg, keys, note)
+    note = _gain_note(run, gain) + thinned(len(keep), len(there))
+    return figure(f"Gain over one {run.noun} for all, client by client", svg, keys, note)
 
 
 def _gain_note(run: Run, gain: Floats) -> str:
@@ -173,7 +174,7 @@ def _gain_note(run: Run, gain: Floats) -> str:
         return note + "."
     over = run.metric.gain(ours, alone)
     over = over[np.isfinite(over)]
-    return f"{note}; better than a model of their own for {count((over > 0).sum())} of {count(len(over))}."
+    return f"{note}; better than a {run.noun} of their own for {count((over > 0).sum())} of {count(len(over))}."
 
 
 def margins(run: Run) -> Figure | None:
@@ -185,7 +186,7 @@ def margins(run: Run) -> Figure | None:
     reach = np.full(len(margin), np.nan) if error is None else 2 * error
     there = np.flatnonzero(np.isfinite(margin))
     order = there[np.argsort(margin[there], kind="stable")]
-    keep = order[_evenly(len(order), MOST_MARKS)]
+    keep = order[evenly(len(order), MOST_MARKS)]
     certain = _certain(run)
     names, decimals = run.clients.get("client", list(range(len(margin)))), decimals_for(margin[there].tolist())
     svg = whiskers(
@@ -202,7 +203,7 @@ def margins(run: Run) -> Figure | None:
     note = "How much worse the second-best cluster fits."
     if error is not None:
         note += " Whiskers: two standard errors either way."
-    return figure("How clearly clients belong to their cluster", svg, keys, note + _thinned(len(keep), len(there)))
+    return figure("How clearly clients belong to their cluster", svg, keys, note + thinned(len(keep), len(there)))
 
 
 def bytes_by_round(run: Run) -> tuple[Figure | None, str]:
@@ -238,7 +239,7 @@ def _descent_bytes(run: Run) -> str:
 
 def _bytes_figure(x: Floats, columns: Sequence[tuple[Floats, str]]) -> Figure:
     """Draw bytes up and down over rounds."""
-    keep = _evenly(len(x), MOST_POINTS)
+    keep = evenly(len(x), MOST_POINTS)
     svg = line_chart(
         [Line(x[keep].tolist(), c[keep].tolist()) for c, _ in columns],
         x_label="round",
@@ -266,10 +267,10 @@ def _certain(run: Run) -> list[bool] | None:
     return None if column is None else [value is not False for value in column]
 
 
-def _evenly(n: int, most: int) -> list[int]:
+def evenly(n: int, most: int) -> list[int]:
     """Pick at most so many of n places, evenly spaced, first and last among them."""
     return list(range(n)) if n <= most else np.linspace(0, n - 1, most).round().astype(int).tolist()
 
 
-def _thinned(shown: int, there: int) -> str:
+def thinned(shown: int, there: int) -> str:
     return "" if shown == there else f" Shown: {count(shown)} of {count(there)} clients, evenly picked."

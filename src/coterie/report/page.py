@@ -15,7 +15,9 @@ from markupsafe import Markup
 from coterie.report import figures, summary, tables
 from coterie.report.descent import descent
 from coterie.report.frame import style
+from coterie.report.mixture import components
 from coterie.report.numbers import count
+from coterie.report.outliers import outliers
 from coterie.report.run_folder import Run, read_run
 
 __all__ = ["render", "write_report"]
@@ -89,6 +91,8 @@ def _context(run: Run) -> dict[str, Any]:
         "methods": None if table is None else figures.methods(run, table),
         "gains": figures.gains(run),
         "descent": descent(run),
+        "components": components(run),
+        "outliers": outliers(run),
         "training": [f for f in (*figures.training(run), figures.cluster_sizes(run)) if f],
         "placing": [f for f in (figures.client_map(run), figures.margins(run)) if f],
         "clusters": tables.cluster_table(run),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from coterie.report.frame import N_COLOURS, Key, Plot, axis, colour, escape, marker, n, svg, ticks_below
 from coterie.report.numbers import TickFormat, decimals_for, fixed, plain_ticks
 
-__all__ = ["Line", "bars", "cluster_keys", "dot_keys", "dots", "line_chart", "scatter", "stacked_area"]
+__all__ = ["Line", "bars", "cluster_keys", "dot_keys", "dots", "drawn_line", "line_chart", "scatter", "stacked_area"]
 
 WIDTH, HEIGHT = 480.0, 280.0
 LONGEST_NAME = 46
@@ -94,14 +94,14 @@ def line_chart(
     keys = []
     for i, line in sorted(enumerate(lines), key=lambda pair: not pair[1].faint):
         classes = "plain" if line.faint else colour(i if line.colour is None else line.colour)
-        body.extend(_line(plot, line, classes))
+        body.extend(drawn_line(plot, line, classes))
         if line.name:
             keys.append((i, Key(line.name, f"{classes}{' dashed' * line.dashed}{' faint' * line.faint}", "line")))
     legend = [key for _, key in sorted(keys, key=lambda pair: pair[0])]
     return svg(body, size=size, describe=title or y_label, title=title, keys=legend, standalone=standalone)
 
 
-def _line(plot: Plot, line: Line, classes: str) -> list[str]:
+def drawn_line(plot: Plot, line: Line, classes: str) -> list[str]:
     """Draw a line and its band."""
     out = []
     if line.low is not None and line.high is not None:

@@ -21,7 +21,15 @@ __all__ = ["Floats", "Metric", "Run", "number", "read_run"]
 
 Floats = NDArray[np.float64]
 
-_METRIC_NAMES = {"rmse": "RMSE", "mae": "MAE", "mse": "MSE", "r2": "R²", "auc": "AUC", "nll": "NLL"}
+_METRIC_NAMES = {
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "mse": "MSE",
+    "r2": "R²",
+    "auc": "AUC",
+    "nll": "NLL",
+    "log_likelihood": "log-likelihood",
+}
 _SHARES = ("accuracy", "balanced_accuracy")
 
 
@@ -91,6 +99,11 @@ class Run:
         higher = data.get("metric_better", "higher" if key in _SHARES else "lower") == "higher"
         return Metric(_METRIC_NAMES.get(key, key.replace("_", " ")), higher, key in _SHARES)
 
+    @property
+    def noun(self) -> str:
+        """What is fitted."""
+        return "mixture" if self.info.get("method") == "mixture" else "model"
+
     @cached_property
     def n_clients(self) -> int | None:
         """How many clients there are."""
@@ -109,6 +122,12 @@ class Run:
         if stated is not None:
             return int(stated)
         return len(self.results.get("cluster_sizes") or []) or max(self.labels, default=-1) + 1 or None
+
+    @cached_property
+    def weight_columns(self) -> list[str]:
+        """The columns of the clients with the weights of components, in their order."""
+        names = [f"weight_{r}" for r in range(len(self.clients))]
+        return [name for name in names if name in self.clients]
 
     def client_column(self, name: str) -> Floats | None:
         """Give a column of the clients as numbers with NaN for nulls; None when there is nothing in it."""

@@ -23,6 +23,7 @@ _METHOD_NAMES = {
     "em": "Federated EM",
     "one_shot": "One-shot clustering",
     "moment-descent": "Moment descent",
+    "mixture": "Mixture (FedGrEM)",
     "global": "One model for all",
     "local": "One model per client",
 }
@@ -71,7 +72,10 @@ def started(run: Run) -> str:
 def headline(run: Run) -> str:
     """Say in one plain sentence what came out."""
     who = f"{_plural(run.n_clients, 'client')}" if run.n_clients else ""
-    if who and run.n_clusters and run.n_clusters > 1:
+    components = number(run.results.get("n_components"))
+    if who and components is not None:
+        who = f"{_plural(int(components), 'component')} in the rows of {who}"
+    elif who and run.n_clusters and run.n_clusters > 1:
         who = f"{run.n_clusters} groups among {who}"
     scores = _score_sentence(run)
     if not scores and run.info.get("status") != "finished":
@@ -80,20 +84,24 @@ def headline(run: Run) -> str:
 
 
 def _score_sentence(run: Run) -> str:
-    """Compare the run with one model for all, on held-out rows when there are any."""
+    """Compare the run with one model for all, and mixtures with one each, on held-out rows when there are any."""
     methods = _methods(run)
     own = _own(run, methods)
     if own is None:
         return ""
-    everyone = next((m for m in methods if m.get("method") == "global"), None)
+    rivals = {"global": f"with one {run.noun} for all"}
+    if run.noun == "mixture":
+        rivals["local"] = "with one each"
+    others = [m for i, m in enumerate(methods) if i != own]
     for key in ("test", "train"):
         ours = number(methods[own].get(key))
         if ours is None:
             continue
-        theirs = number(everyone.get(key)) if everyone is not None and everyone is not methods[own] else None
-        texts = run.metric.texts([ours] if theirs is None else [ours, theirs])
-        against = "" if theirs is None else f" against {texts[1]} with one model for all"
-        return f"on {_SCORES[key]} {run.metric.name} {texts[0]}{against}"
+        scores = {str(m.get("method")): found for m in others if (found := number(m.get(key))) is not None}
+        met = {name: words for name, words in rivals.items() if name in scores}
+        first, *texts = run.metric.texts([ours, *(scores[name] for name in met)])
+        against = " and ".join(f"{text} {words}" for text, words in zip(texts, met.values(), strict=True))
+        return f"on {_SCORES[key]} {run.metric.name} {first}" + (f" against {against}" if against else "")
     return ""
 
 
@@ -134,6 +142,9 @@ def facts(run: Run) -> list[Fact]:
         _count_fact("rows", data.get("n_rows"), _rows_note(run)),
         _count_fact("features", data.get("n_features")),
         _count_fact("clusters", run.n_clusters, _sizes_note(sizes)),
+        _count_fact("components", results.get("n_components")),
+        _sharing_fact(run),
+        _outliers_fact(run),
         _count_fact("anchors", len(results.get("anchors") or []) or None, "clients that moment descent began with"),
         _rounds_fact(run),
         _uncertain_fact(run),
@@ -211,9 +222,29 @@ def _rounds_fact(run: Run) -> Fact | None:
     if run.chosen is None:
         return None
     note = f"best of {len(run.restarts)} restarts (number {run.chosen})" if len(run.restarts) > 1 else ""
+    if run.results.get("settled") is False:
+        note = "estimates were still moving at the last"
     if run.descents:
         note = f"after {sum(map(len, run.descents))} iterations of moment descent"
     return Fact("rounds", count(len(run.restarts[run.chosen])), note)
+
+
+def _sharing_fact(run: Run) -> Fact | None:
+    """How much the clients of a mixture share."""
+    value = run.results.get("c_lambda")
+    if value == "common":
+        return Fact("c_lambda", "∞", "components are common")
+    found = number(value)
+    if found is None:
+        return None
+    return Fact("c_lambda", f"{found:g}", "components are drawn together" if found else "every client is alone")
+
+
+def _outliers_fact(run: Run) -> Fact | None:
+    outliers = run.results.get("outliers")
+    if not isinstance(outliers, list) or not run.n_clients:
+        return None
+    return Fact("outliers", count(len(outliers)), f"of {_plural(run.n_clients, 'client')}")
 
 
 def _uncertain_fact(run: Run) -> Fact | None:

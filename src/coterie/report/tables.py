@@ -11,13 +11,29 @@ import numpy as np
 
 from coterie.report.frame import chip
 from coterie.report.numbers import NONE, count, decimals_for, fixed
-from coterie.report.run_folder import Run
+from coterie.report.run_folder import Floats, Run
 
-__all__ = ["ClientTable", "Profiles", "client_table", "cluster_table", "events", "how_to_load", "profiles", "settings"]
+__all__ = [
+    "ClientTable",
+    "Heat",
+    "client_table",
+    "cluster_table",
+    "column_texts",
+    "column_title",
+    "events",
+    "heat_cells",
+    "how_to_load",
+    "matrix",
+    "profiles",
+    "settings",
+]
 
 MOST_CLIENTS = 2000
 MOST_EVENTS = 200
 MOST_FEATURES = 12
+MOST_WEIGHTS = 6
+
+Cell = tuple[str, str, str]  # text, sign, strength
 
 _TITLES = {
     "label": "cluster",
@@ -26,10 +42,11 @@ _TITLES = {
     "rows_test": "held out",
     "train_loss": "train loss",
     "test_loss": "test loss",
-    "outlier_score": "outlier score",
+    "train_log_likelihood": "train log-likelihood",
+    "own": "own share",
 }
 _METRICS = ("metric", "metric_global", "metric_local")
-_FIRST = ("client", "label", "certain", "margin", "rows_train", "rows_test", *_METRICS)
+_FIRST = ("client", "label", "certain", "margin", "outlier_score", "outlier", "rows_train", "rows_test", *_METRICS)
 _HIDDEN = ("map_x", "map_y", "margin_error")  # drawn, or written beside the margin
 
 
@@ -42,31 +59,31 @@ class ClientTable(NamedTuple):
     cluster_column: int | None
     colours: list[str]
     clusters: list[int]
-    by_margin: bool
+    first: str  # what the first rows have, as "smallest margin"; "" when clients are in the order of their names
+    without_weights: bool
 
 
-class Profiles(NamedTuple):
-    """How the clusters' models differ: clusters, and per feature its name and cells of (text, sign, strength)."""
+class Heat(NamedTuple):
+    """A table in colours: columns as (name, classes of its chip), rows of a name and cells, and how many rows there are."""
 
-    clusters: list[tuple[int, str]]
-    rows: list[tuple[str, list[tuple[str, str, str]]]]
-    n_features: int
+    head: list[tuple[str, str]]
+    rows: list[tuple[str, list[Cell]]]
+    n_total: int
 
 
 def client_table(run: Run) -> ClientTable | None:
-    """Lay the clients out, the least certain first."""
+    """Lay the clients out, the least certain first, or those that are farthest out."""
     names = run.clients.get("client")
     if not names:
         return None
-    margin = run.client_column("margin")
-    order = np.arange(len(names)) if margin is None else np.argsort(margin, kind="stable")
-    keep = order[:MOST_CLIENTS].tolist()
+    first, order = _order(run, len(names))
+    keep = order[:MOST_CLIENTS]
     columns = {name: run.clients[name] for name in _columns(run)}
-    texts = {name: _texts(run, name, [column[i] for i in keep]) for name, column in columns.items()}
+    texts = {name: column_texts(run, name, [column[i] for i in keep]) for name, column in columns.items()}
     if "margin" in columns and "margin_error" in run.clients:
         texts["margin"] = _with_errors(*([run.clients[c][i] for i in keep] for c in ("margin", "margin_error")))
     labels = [run.labels[i] for i in keep] if run.labels else []
-    head = [(_title(run, name), _is_number(columns[name])) for name in columns]
+    head = [(column_title(run, name), _is_number(columns[name])) for name in columns]
     return ClientTable(
         head,
         [list(row) for row in zip(*texts.values(), strict=True)],
@@ -74,14 +91,25 @@ def client_table(run: Run) -> ClientTable | None:
         list(columns).index("label") if "label" in columns else None,
         [chip(k) for k in labels],
         sorted(set(labels) - {-1}),
-        margin is not None,
+        first,
+        len(run.weight_columns) > MOST_WEIGHTS,
     )
+
+
+def _order(run: Run, n: int) -> tuple[str, list[int]]:
+    """Sort the clients: those that need a look first.  -> what those have, and the order"""
+    for name, words, sign in (("margin", "smallest margin", 1), ("outlier_score", "largest outlier score", -1)):
+        column = run.client_column(name)
+        if column is not None:
+            return words, np.argsort(sign * column, kind="stable").tolist()
+    return "", list(range(n))
 
 
 def _columns(run: Run) -> list[str]:
     """The columns to show, known ones first; those with nothing in them, and lists, are left out."""
     known = [name for name in _FIRST if name in run.clients]
-    others = [name for name in run.clients if name not in known and name not in _HIDDEN]
+    hidden = (*_HIDDEN, *(run.weight_columns if len(run.weight_columns) > MOST_WEIGHTS else ()))
+    others = [name for name in run.clients if name not in known and name not in hidden]
     return [name for name in known + others if _has_values(run.clients[name])]
 
 
@@ -94,16 +122,20 @@ def _is_number(column: list[Any]) -> bool:
     return all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in column)
 
 
-def _title(run: Run, name: str) -> str:
+def column_title(run: Run, name: str) -> str:
+    """Name a column of the clients as the report does."""
     if name in _METRICS:
-        return run.metric.name + {"metric": "", "metric_global": ", one for all", "metric_local": ", own model"}[name]
+        whose = {"metric": "", "metric_global": ", one for all", "metric_local": f", own {run.noun}"}
+        return run.metric.name + whose[name]
     return _TITLES.get(name, name.replace("_", " "))
 
 
-def _texts(run: Run, name: str, column: list[Any]) -> list[str]:
+def column_texts(run: Run, name: str, column: list[Any]) -> list[str]:
     """Write a column with common decimals."""
     if name in _METRICS:
         return run.metric.texts(column)
+    if name in run.weight_columns:
+        return [NONE if v is None else f"{fixed(100 * v, 1)}\u00a0%" for v in column]
     if all(v is None or isinstance(v, bool) for v in column):
         return [NONE if v is None else "yes" if v else "no" for v in column]
     if not _is_number(column):
@@ -137,37 +169,44 @@ def cluster_table(run: Run) -> tuple[list[str], list[tuple[int, str, list[str]]]
         values = run.client_column(name)
         if values is not None:
             means = [_mean(values[mine]) for mine in members.values()]
-            columns[f"mean {_title(run, name)}"] = run.metric.texts(means)
+            columns[f"mean {column_title(run, name)}"] = run.metric.texts(means)
     cells = zip(*columns.values(), strict=True)
     return list(columns), [(k, chip(k), list(row)) for k, row in zip(members, cells, strict=True)]
 
 
-def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
+def _mean(values: Floats) -> float | None:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else None
 
 
-def profiles(run: Run) -> Profiles | None:
+def profiles(run: Run) -> Heat | None:
     """Show the features in which the clusters' models differ most, coloured by the distance from the clusters' mean."""
     found = run.results.get("profiles")
     if not isinstance(found, dict):
         return None
-    names, table = found.get("features") or [], np.array(found.get("coefficients") or [], dtype=np.float64)
-    if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] != len(names) or not np.isfinite(table).all():
+    names, table = found.get("features") or [], matrix(found.get("coefficients"))
+    if table is None or len(table) < 2 or table.shape[1] != len(names):
         return None
     away = table - table.mean(0)  # [K, D]
     shown = np.argsort(-np.ptp(table, axis=0), kind="stable")[:MOST_FEATURES]
-    largest = float(np.abs(away[:, shown]).max()) or 1.0
+    away /= np.abs(away[:, shown]).max() or 1.0
     decimals = decimals_for(table[:, shown].ravel().tolist(), significant=2)
-    rows = []
-    for d in shown:
-        strength = np.abs(away[:, d]) / largest
-        cells = [
-            (fixed(table[k, d], decimals), "good" if away[k, d] >= 0 else "bad", f"{0.55 * strength[k]:.2f}")
-            for k in range(len(table))
-        ]
-        rows.append((str(names[d]), cells))
-    return Profiles([(k, chip(k)) for k in range(len(table))], rows, len(names))
+    rows = [(str(names[d]), heat_cells(table[:, d], away[:, d], decimals)) for d in shown]
+    return Heat([(str(k), chip(k)) for k in range(len(table))], rows, len(names))
+
+
+def matrix(rows: Any) -> Floats | None:
+    """Read a table of numbers from JSON; None when any is missing."""
+    table = np.array([[math.nan if v is None else v for v in row] for row in rows or []], dtype=np.float64)
+    return table if table.ndim == 2 and np.isfinite(table).all() else None
+
+
+def heat_cells(values: Floats, away: Floats, decimals: int) -> list[Cell]:
+    """Write a row of numbers, coloured by the sign of `away` (between -1 and 1), the stronger the larger it is."""
+    return [
+        (fixed(v, decimals), "good" if a >= 0 else "bad", f"{0.55 * abs(a):.2f}")
+        for v, a in zip(values.tolist(), away.tolist(), strict=True)
+    ]
 
 
 def events(run: Run) -> tuple[list[tuple[str, str, str]], int]:
