@@ -304,8 +304,8 @@ def test_an_unknown_ending(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--method", "magic"], "method is 'magic': input should be 'ifca', 'moment-descent' or 'fedavg'"),
-        (["--method", "local"], "method is 'local': input should be 'ifca', 'moment-descent' or 'fedavg'"),
+        (["--method", "magic"], "method is 'magic': input should be 'ifca', 'moment-descent', 'mixture' or 'fedavg'"),
+        (["--method", "local"], "method is 'local': input should be 'ifca', 'moment-descent', 'mixture' or 'fedavg'"),
         (["--missing", "ignore"], "data.missing is 'ignore': input should be 'error', 'mean' or 'drop'"),
         (["--task", "guess"], "data.task is 'guess': input should be 'auto', 'regression' or 'classification'"),
         (["--test-size", "1.5"], "data.test_size is 1.5: input should be less than 1"),

@@ -20,7 +20,7 @@ import torch
 
 import coterie as package
 from command import Said, coterie, process, refused
-from coterie import cli
+from coterie import screen
 from coterie.engines.in_process import Round
 from coterie.runs import load_run
 from helpers import KilledError
@@ -452,7 +452,7 @@ def test_a_terminal_sees_progress_and_no_colour_when_asked(data: Path, tmp_path:
 
 def test_a_terminal_sees_both_phases_of_moment_descent() -> None:
     said = [
-        cli._said(info)
+        screen._said(info)
         for info in (
             {"movement": [0.31, 0.02, 0.1], "spectrum": [1.0], "events": []}, {"events": ["3 anchors make 2 clusters"]},
             {"loss": 0.25, "sizes": [5, 5], "moved": 0, "events": []},
@@ -462,9 +462,9 @@ def test_a_terminal_sees_both_phases_of_moment_descent() -> None:
 
 
 def test_a_bar_that_takes_longer_than_was_thought_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.err, "_force_terminal", True)
-    monkeypatch.setattr(cli.err, "_file", shown := io.StringIO())
-    with cli._progress() as watch:
+    monkeypatch.setattr(screen.err, "_force_terminal", True)
+    monkeypatch.setattr(screen.err, "_file", shown := io.StringIO())
+    with screen.progress() as watch:
         assert watch is not None
         for round_, total in ((1, 6), (6, 6), (8, 8)):  # further anchors were drawn
             watch("fit", Round(0, round_, 0.0, 1, 0, 0, {"movement": [0.5]}), total)

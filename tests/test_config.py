@@ -95,8 +95,8 @@ def test_options_survive_json_and_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("method=foo", "method is 'foo': input should be 'ifca', 'moment-descent' or 'fedavg'"),
-        ("method=local", "method is 'local': input should be 'ifca', 'moment-descent' or 'fedavg'"),
+        ("method=foo", "method is 'foo': input should be 'ifca', 'moment-descent', 'mixture' or 'fedavg'"),
+        ("method=local", "method is 'local': input should be 'ifca', 'moment-descent', 'mixture' or 'fedavg'"),
         ("seed=-1", "seed is -1: input should be greater than or equal to 0"),
         ("clusters.n_clusters=0", "clusters.n_clusters is 0: input should be greater than or equal to 1"),
         ("clusters.init=best", "clusters.init is 'best': input should be 'random', 'balanced', 'spread' or 'warm'"),

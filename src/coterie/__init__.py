@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
-from coterie.estimators import IFCA, FedAvg, MixedRegression, load
+from coterie.estimators import IFCA, FedAvg, FederatedMixture, MixedRegression, load
 
 __all__ = [
     "IFCA",
@@ -15,6 +15,7 @@ __all__ = [
     "CoterieError",
     "DataError",
     "FedAvg",
+    "FederatedMixture",
     "MixedRegression",
     "RunError",
     "__version__",

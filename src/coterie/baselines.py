@@ -16,12 +16,21 @@ from coterie.models import Dense, Model
 from coterie.phases import Phases, Prepared, has_closed_form
 from coterie.protocol import Algorithm
 
-__all__ = ["VALIDATION", "Score", "fedavg_program", "measure", "measured_models", "placed", "target_variance"]
+__all__ = [
+    "SUPPORT",
+    "VALIDATION",
+    "Score",
+    "fedavg_program",
+    "measure",
+    "measured_models",
+    "placed",
+    "target_variance",
+]
 
 VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
+SUPPORT = 0.5  # rows of a new client that place it; the others judge
 
 _LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
-_SUPPORT = 0.5  # rows of a new client that place it; the others judge
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ def _on_newcomers(made: Prepared, theta: Tensor, seed: int) -> tuple[Measured, R
     enough = np.flatnonzero(made.newcomers.layout.counts > 1)  # nothing would be left of one row
     if not len(enough):
         return None
-    query, support = made.newcomers.only(enough).split(_SUPPORT, seed=seed, purpose="support")
+    query, support = made.newcomers.only(enough).split(SUPPORT, seed=seed, purpose="support")
     label = placed(made.model, theta, support).label
     return measured_models(made.model, theta, label, query), query
 

@@ -6,28 +6,25 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
 from coterie import __version__
 from coterie.config import FitOptions, options
-from coterie.data.check import Findings, check
+from coterie.data.check import check
 from coterie.data.clients import Clients
 from coterie.data.readers import read
-from coterie.engines.in_process import Round
 from coterie.errors import ConfigError, CoterieError
-from coterie.estimators import load
-from coterie.fitting import Fitted, Watch, check_fit, fit
+from coterie.estimators import FederatedMixture, load
+from coterie.fitting import Fitted, check_fit, fit
+from coterie.mixture_run import FittedMixture, check_mixture, fit_clients
+from coterie.mixture_tables import adoptions, components
 from coterie.report import write_report
 from coterie.runs import begin_run, finish_run, is_finished, read_options, summary
+from coterie.screen import complain, err, progress, show, show_findings, show_mixture, warn
 from coterie.studies import digits_demo, mixture_commands
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
@@ -41,9 +38,6 @@ app = typer.Typer(
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(mixture_commands.app, name="study")
-
-_PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
-out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
 
 Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -88,10 +82,14 @@ def fit_command(
     client: Client = None,
     target: Target = None,
     method: Annotated[
-        str | None, typer.Option(help="ifca, moment-descent, fedavg (with --set training.proximal=...: FedProx).")
+        str | None,
+        typer.Option(help="ifca, moment-descent, mixture, fedavg (with --set training.proximal=...: FedProx)."),
     ] = None,
     clusters: Annotated[
         int | None, typer.Option(help="Number of clusters; moment-descent can estimate it, ifca takes 2.")
+    ] = None,
+    n_components: Annotated[
+        int | None, typer.Option("--components", help="Components of a mixture; by default chosen on held-out rows.")
     ] = None,
     starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
     hidden: Annotated[
@@ -114,17 +112,20 @@ def fit_command(
     as_json: AsJson = False,
 ) -> None:
     """Fit models to clients that differ, and write a run folder with a report."""
-    tree = {
+    tree: dict[str, Any] = {
         "method": method, "seed": seed, "baselines": baselines,
         "data": {
             "path": str(data.resolve()), "client": client, "target": target, "missing": missing, "task": task,
             "exclude": tuple(exclude or ()) or None, "categorical": tuple(categorical or ()) or None,
             "min_rows": min_rows, "test_size": test_size, "new_clients": new_clients,
         },
-        "model": {"hidden": _numbers(hidden)}, "training": {"rounds": rounds},
-        "clusters": {"n_clusters": clusters, "n_init": starts},
+        "model": {"hidden": _numbers(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
+        "training": {}, "mixture": {"n_components": n_components},
     }  # fmt: skip
     chosen = options(_given(tree), file=config, sets=sets or ())
+    if rounds is not None:  # whose they are depends on the method, which a file may say
+        tree["mixture" if chosen.method == "mixture" else "training"]["rounds"] = rounds
+        chosen = options(_given(tree), file=config, sets=sets or ())
     clients = _read(chosen)
     stem = data.name.split(".")[0]
     _fit_into(out_ or _free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
@@ -143,20 +144,22 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 
 @app.command("predict")
 def predict_command(run: Run, data: Data, out_: Out = None) -> None:
-    """Predict every row of DATA, each client by its own cluster's model."""
+    """Predict every row of DATA, each client by its own cluster's model, or by its own mixture."""
     check_ending(out_)
-    table, said = predictions(load(run), data)
+    model = load(run)
+    table, said = components(model, data) if isinstance(model, FederatedMixture) else predictions(model, data)
     write_rows(table, out_)
-    _warn(said)
+    warn(said)
 
 
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None) -> None:
-    """Place clients, also new ones, by the loss on their labelled rows."""
+    """Place clients, also new ones, by the loss on their labelled rows, or by how a mixture's components fit them."""
     check_ending(out_)
-    table, said = assignments(load(run), data)
+    model = load(run)
+    table, said = adoptions(model, data) if isinstance(model, FederatedMixture) else assignments(model, data)
     write_rows(table, out_)
-    _warn(said)
+    warn(said)
 
 
 @app.command("report")
@@ -187,7 +190,7 @@ def check_command(
     if as_json:
         print(found.model_dump_json(indent=2))
     else:
-        _show_findings(found)
+        show_findings(found)
     if not found.ok:
         raise typer.Exit(2)
 
@@ -200,22 +203,27 @@ def _read(chosen: FitOptions) -> Clients:
         return digits_demo.demo_clients(chosen.seed)
     if d.path is None:
         raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
+    task = "regression" if chosen.method == "mixture" and d.target is not None and d.task == "auto" else d.task
     return read(
         d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
-        missing=d.missing, task=d.task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
+        missing=d.missing, task=task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
         seed=chosen.seed,
     )  # fmt: skip
 
 
 def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
-    check_fit(clients, chosen)
+    _check(clients, chosen)
     new = begin_run(folder, chosen, "coterie " + shlex.join(sys.argv[1:]), clients)
     if err.is_terminal:
         err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
-    _warn(_left_out(clients))
+    warn(_left_out(clients))
     try:
-        with _progress() as watch:
-            fitted = fit(clients, chosen, folder=folder, every=every, watch=watch)
+        with progress() as watch:
+            fitted: Fitted | FittedMixture
+            if chosen.method == "mixture":
+                fitted = fit_clients(clients, chosen, folder=folder, every=every, watch=watch)
+            else:
+                fitted = fit(clients, chosen, folder=folder, every=every, watch=watch)
     except CoterieError:
         if new:
             shutil.rmtree(folder)  # nothing half-written
@@ -223,12 +231,22 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
     except KeyboardInterrupt:
         err.print(f"interrupted; continue with: coterie resume {folder}")
         raise
-    more = digits_demo.demo_results(chosen.seed, fitted) if chosen.data.path == digits_demo.NAME else {}
+    more: dict[str, Any] = {}
+    if isinstance(fitted, Fitted) and chosen.data.path == digits_demo.NAME:
+        more = digits_demo.demo_results(chosen.seed, fitted)
     finish_run(folder, fitted, more)
     if not as_json:
-        _show(fitted, more)
-        _warn(fitted.warnings)
+        show(fitted, more) if isinstance(fitted, Fitted) else show_mixture(fitted)
+        warn(fitted.warnings)
     _show_report(folder, as_json)
+
+
+def _check(clients: Clients, chosen: FitOptions) -> None:
+    """Refuse what cannot work, before anything is written."""
+    if chosen.method == "mixture":
+        check_mixture(clients, chosen)
+    else:
+        check_fit(clients, chosen)
 
 
 def _show_report(folder: Path, as_json: bool) -> None:
@@ -240,33 +258,6 @@ def _show_report(folder: Path, as_json: bool) -> None:
         print(f"report: {report}")
 
 
-def _show(fitted: Fitted, more: dict[str, Any]) -> None:
-    accuracy = fitted.metric == "accuracy"
-    form = ".1%" if accuracy else ".4g"
-    scale = float(fitted.scaling.y_scale)
-    columns = {
-        "training rows": [(s.train, form) for s in fitted.scores],
-        "held-out rows": [(s.test, form) for s in fitted.scores],
-        "in std. dev.": [(None if accuracy or s.test is None else s.test / scale, form) for s in fitted.scores],
-        "R²": [(s.test_r2, ".3f") for s in fitted.scores],
-        "new clients": [(s.new_clients, form) for s in fitted.scores],
-    }
-    shown = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
-    table = Table(Column(no_wrap=True), *("\n".join(name.rsplit(" ", 1)) for name in shown))  # fits 80 columns
-    for i, score in enumerate(fitted.scores):
-        cells = [column[i] for column in shown.values()]
-        table.add_row(score.label, *("-" if value is None else format(value, how) for value, how in cells))
-    out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
-    out.print(table, soft_wrap=False)
-    if fitted.counted is not None:
-        out.print(fitted.counted)
-    if len(fitted.theta) > 1:
-        sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
-        out.print(f"clients per cluster: {', '.join(map(str, sizes))}")
-    if "adjusted_rand" in more:
-        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
-
-
 def _left_out(clients: Clients) -> list[str]:
     """Say what was not used."""
     said = []
@@ -274,47 +265,6 @@ def _left_out(clients: Clients) -> list[str]:
         said.append(f"{clients.dropped_rows} rows with missing values are left out")
     if clients.dropped_clients:
         said.append(f"{clients.dropped_clients} clients with too few rows are left out")
-    return said
-
-
-def _warn(sentences: list[str]) -> None:
-    for said in sentences:
-        err.print(f"warning: {said}")
-
-
-@contextmanager
-def _progress() -> Iterator[Watch | None]:
-    """Show a bar per phase on a terminal; nothing elsewhere."""
-    if not err.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
-    with Progress(*columns, console=err) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def watch(phase: str, done: Round, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=total, said="")
-            completed = min(done.round if total > 1 else 1, total)
-            bar.update(tasks[phase], completed=completed, total=total, said=_said(done.info))
-
-        yield watch
-
-
-def _said(info: Mapping[str, Any]) -> str:
-    """What a round says beside its bar."""
-    if "movement" in info:
-        moved = sorted(info["movement"])
-        return f"moment descent: {len(moved)} anchors, moved by {moved[len(moved) // 2]:.3g}"
-    said = f"loss {info['loss']:.4g}" if "loss" in info else ""
-    if "sizes" in info:
-        said += f"  sizes {' '.join(map(str, info['sizes']))}"
     return said
 
 
@@ -341,30 +291,6 @@ def _free_folder(stem: str) -> Path:
     return folder
 
 
-def _show_findings(found: Findings) -> None:
-    if found.features:
-        per = ", ".join(f"{name} {value:g}" for name, value in found.rows_per_client.items())
-        out.print(f"{found.rows} rows, {found.clients} clients; rows per client: {per}")
-        out.print(_feature_table(found), soft_wrap=False)
-    if found.target is not None:
-        classes = f" of {', '.join(found.target.classes)}" if found.target.classes else ""
-        out.print(f"target {found.target.name}: {found.target.task}{classes}")
-    for problem in found.problems:
-        out.print(f"{problem.severity}: {problem.sentence}")
-        if problem.hint:
-            out.print(f"hint: {problem.hint}")
-    if found.ok:
-        out.print("ready to fit")
-
-
-def _feature_table(found: Findings) -> Table:
-    table = Table("column", "kind", "missing", "levels", "")
-    for f in found.features:
-        levels = str(len(f.levels)) if f.levels else "-"
-        table.add_row(f.name, f.kind or "-", str(f.missing), levels, "constant" if f.constant else "")
-    return table
-
-
 def main() -> None:
     """Run the command line."""
     try:
@@ -372,11 +298,11 @@ def main() -> None:
         sys.stdout.flush()  # here, where a broken pipe is caught
         sys.exit(code)
     except CoterieError as error:
-        _complain(error.message, error.hint)
+        complain(error.message, error.hint)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
     except click.UsageError as error:
-        _complain(*_usage(error))
+        complain(*_usage(error))
     except (KeyboardInterrupt, click.exceptions.Abort):
         sys.exit(130)
     except BrokenPipeError:  # whoever read our output has had enough
@@ -384,16 +310,8 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         where = f" '{error.filename}'" if error.filename else ""
-        _complain(
-            f"cannot read or write{where}: {error.strerror or error}", "check the path, its permissions, the disk"
-        )
+        complain(f"cannot read or write{where}: {error.strerror or error}", "check the path, its permissions, the disk")
     sys.exit(2)
-
-
-def _complain(message: str, hint: str) -> None:
-    err.print(f"error: {message}")
-    if hint:
-        err.print(f"hint: {hint}")
 
 
 def _usage(error: click.UsageError) -> tuple[str, str]:

@@ -2,12 +2,13 @@
 """All options of a fit: one tree, the same for Python, the command line, TOML files and run folders."""
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PositiveInt, ValidationError, model_validator
 
 from coterie.errors import ConfigError
 
@@ -15,13 +16,14 @@ __all__ = [
     "ClusterOptions",
     "DataOptions",
     "FitOptions",
+    "MixtureOptions",
     "ModelOptions",
     "MomentOptions",
     "TrainingOptions",
     "options",
 ]
 
-Method = Literal["ifca", "moment-descent", "fedavg"]
+Method = Literal["ifca", "moment-descent", "mixture", "fedavg"]
 
 _IFCA_CLUSTERS = 2  # when their number is not given: IFCA cannot estimate it
 
@@ -130,6 +132,44 @@ class MomentOptions(_Options):
     noise: float = Field(0.0, ge=0)
 
 
+def _or_endless(word: str) -> PlainValidator:
+    """A number that is at least 0; what has no end has a name, as not every file can hold infinity."""
+
+    def checked(value: Any) -> float | str:
+        if value in (word, math.inf):
+            return word
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+            return float(value)
+        raise ValueError(f"give a number that is at least 0, or '{word}'")
+
+    return PlainValidator(checked)
+
+
+class MixtureOptions(_Options):
+    """What FedGrEM needs. `n_components` and `c_lambda` None: chosen on held-out rows.
+
+    `c_lambda` 0 leaves every client alone, "common" gives all the same components. `reject` is the outlier score above which
+    a client has no part in the centre; "nobody" is rejected in the paper.
+    """
+
+    n_components: int | None = Field(None, ge=1)
+    max_components: int = Field(10, ge=1)
+    choose_by: Literal["held-out", "bic"] = "held-out"
+    covariance: Literal["full", "diagonal", "unit"] = "full"
+    variance: Literal["estimated", "unit"] = "estimated"
+    c_lambda: Annotated[float | Literal["common"], _or_endless("common")] | None = None
+    restarts: int = Field(20, ge=1)
+    iterations: int = Field(30, ge=1)
+    rounds: int = Field(1000, ge=1)
+    tol: float = Field(1e-5, ge=0)
+    c_eta: float = Field(0.95, gt=0, le=1)
+    kappa: float = Field(0.1, ge=0, lt=1)
+    reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
+    share_weights: float = Field(0.0, ge=0)
+    batch_size: int | None = Field(None, ge=1)
+    clip: float | None = Field(None, gt=0)
+
+
 class FitOptions(_Options):
     """Everything that decides what a fit gives."""
 
@@ -141,6 +181,7 @@ class FitOptions(_Options):
     training: TrainingOptions = TrainingOptions()
     clusters: ClusterOptions = ClusterOptions()
     moments: MomentOptions = MomentOptions()
+    mixture: MixtureOptions = MixtureOptions()
 
     @property
     def n_clusters(self) -> int | None:

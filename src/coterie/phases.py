@@ -30,7 +30,13 @@ __all__ = ["Phases", "Prepared", "Watch", "has_closed_form", "model_for", "prepa
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
 
-_EVERYONE = ("prepare", "step size", "one model each", None)  # in other phases a share of the clients takes part
+_EVERYONE = (
+    "prepare",
+    "step size",
+    "one model each",
+    "baselines",
+    None,
+)  # in other phases a share of the clients takes part
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,15 @@ class Phases:
         engine: InProcess | None = None,
     ) -> Finished:  # fmt: skip
         """Run programs side by side; a phase without a name is neither kept nor told of."""
-        if engine is None:
-            share = 1.0 if phase in _EVERYONE else self.options.training.participation
-            engine = InProcess(rows, participation=Sampled(share) if share < 1 else Everyone(), seed=self.options.seed)
+        engine = self.engine(phase, rows) if engine is None else engine
         watch = self.watch
         told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))
         return engine.run(programs, checkpoint=self._checkpoint(phase), every=self.every, state_type=state, watch=told)
+
+    def engine(self, phase: str | None, rows: Ragged) -> InProcess:
+        """Make what drives a phase: in most, a share of the clients takes part."""
+        share = 1.0 if phase in _EVERYONE else self.options.training.participation
+        return InProcess(rows, participation=Sampled(share) if share < 1 else Everyone(), seed=self.options.seed)
 
     def kept_word(self, name: str, word: str) -> str:
         """Keep a word of the first time, or say what was kept: for choices that a resumed run must not make anew."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two tables of a run folder: a row for each round, and a row for each client."""
+"""What a finished run says, and the two tables of its folder: a row for each round, and a row for each client."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,24 @@ from coterie.engines.in_process import Round
 from coterie.evaluate import Placed
 from coterie.fitting import Fitted
 
-__all__ = ["clients_table", "rounds_table"]
+__all__ = ["Contents", "clients_table", "events", "rounds_table"]
 
 _FAR = 1e12  # the loss of a diverged model, on the map
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into `run.json` about the data and the results, and the tables."""
+
+    data: dict[str, Any]
+    results: dict[str, Any]
+    rounds: pa.Table
+    clients: pa.Table
+
+
+def events(rounds: list[Round]) -> list[dict[str, Any]]:
+    """What was worth a sentence, and when."""
+    return [{"run": r.run, "round": r.round, "text": text} for r in rounds for text in r.info.get("events", ())]
 
 
 def rounds_table(rounds: list[Round]) -> pa.Table:

@@ -8,7 +8,7 @@ import math
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,25 +17,36 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from coterie import mixture_folder, model_folder
 from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
-from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors, to_record
+from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, RunError
 from coterie.fitting import Descended, Fitted, Score
-from coterie.local.monomials import monomial_names
-from coterie.models import Dense, Model, Network
-from coterie.run_tables import clients_table, rounds_table
+from coterie.mixture_model import Mixtures
+from coterie.mixture_results import Choice
+from coterie.mixture_run import FittedMixture, MixtureScore
+from coterie.models import Model
 
-__all__ = ["Loaded", "begin_run", "finish_run", "is_finished", "load_run", "read_options", "summary"]
+__all__ = [
+    "Loaded",
+    "LoadedMixture",
+    "begin_run",
+    "finish_run",
+    "is_finished",
+    "load_mixture",
+    "load_run",
+    "read_options",
+    "summary",
+]
 
-_MODELS = "models/models.safetensors"
-_STATE = "state.safetensors"
+_SUMMARY = ("methods", "n_clusters", "cluster_sizes", "uncertain_clients", "warnings")
+_SUMMARY_OF_MIXTURE = ("methods", "n_components", "c_lambda", "outliers", "rounds", "settled", "warnings")
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,17 @@ class Loaded:
     certain: np.ndarray  # [M]
     scores: list[Score]
     descended: Descended | None = None
+
+
+@dataclass(frozen=True)
+class LoadedMixture:
+    """A finished run of a mixture, read back."""
+
+    options: FitOptions
+    schema: Schema
+    mixtures: Mixtures
+    scores: list[MixtureScore]
+    counted: Choice | None
 
 
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
@@ -80,13 +102,19 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
     return True
 
 
-def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None = None) -> None:
+def finish_run(folder: Path, fitted: Fitted | FittedMixture, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
-    _write_models(folder, fitted)
-    _write_table(folder / "rounds.parquet", rounds_table(fitted.rounds))
-    _write_table(folder / "clients.parquet", clients_table(fitted))
+    (folder / "models").mkdir(exist_ok=True)
+    if isinstance(fitted, FittedMixture):
+        mixture_folder.write_models(folder, fitted)
+        found = mixture_folder.contents(fitted)
+    else:
+        model_folder.write_models(folder, fitted)
+        found = model_folder.contents(fitted)
+    _write_table(folder / "rounds.parquet", found.rounds)
+    _write_table(folder / "clients.parquet", found.clients)
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
-    document |= {"data": _data(fitted), "results": {**_results(fitted), **(results or {})}}
+    document |= {"data": found.data, "results": {**found.results, **(results or {})}}
     _write_json(folder, document)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     for left in folder.rglob(".*.tmp"):  # of a process that was killed while it wrote
@@ -97,7 +125,7 @@ def summary(folder: Path) -> dict[str, Any]:
     """What a finished run found, in short."""
     document = _read_json(folder)
     data, results = document["data"], document["results"]
-    names = ("methods", "n_clusters", "cluster_sizes", "uncertain_clients", "warnings")
+    names = _SUMMARY_OF_MIXTURE if document["method"] == "mixture" else _SUMMARY
     found = {name: results[name] for name in names}
     found |= {name: results[name] for name in ("adjusted_rand",) if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
@@ -129,21 +157,24 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Loaded
     module : nn.Module or Model, optional
         The user's own network, when that was trained: code is not kept in a run folder.
     """
-    document = _read_json(folder)
-    if document["status"] != "finished":
-        raise RunError(f"the run in {folder} has not finished", f"continue it with `coterie resume {folder}`")
-    tensors, said = load_tensors(folder / _MODELS)
-    model = _model_from(said["model"], module)
-    scaled = {name.removeprefix("scaling/"): v for name, v in tensors.items() if name.startswith("scaling/")}
-    scaling = Scaling(**scaled, degree=said.get("degree", 1))
+    document = _read_finished(folder)
+    model, scaling, theta, schema = model_folder.read_models(folder, module)
     table = _read_clients(folder)
     labels = dict(zip(table["client"].to_pylist(), table["label"].to_pylist(), strict=True))
     margins, certain = (table[name].to_numpy() for name in ("margin", "certain"))
-    schema = Schema.model_validate(said["schema"])
     scores = [Score(**said) for said in document["results"]["methods"]]
     options = read_options(folder)
-    descended = _read_descended(folder, list(labels)) if options.method == "moment-descent" else None
-    return Loaded(options, schema, model, scaling, tensors["theta"], labels, margins, certain, scores, descended)
+    descended = model_folder.read_descended(folder, list(labels)) if options.method == "moment-descent" else None
+    return Loaded(options, schema, model, scaling, theta, labels, margins, certain, scores, descended)
+
+
+def load_mixture(folder: Path) -> LoadedMixture:
+    """Read a finished run of a mixture."""
+    found = _read_finished(folder)["results"]
+    choices = [mixture_folder.read_choice(found[name]) for name in ("c_lambda_choice", "components_choice")]
+    mixtures, schema = mixture_folder.read_models(folder, choices[0])
+    scores = [MixtureScore(**said) for said in found["methods"]]
+    return LoadedMixture(read_options(folder), schema, mixtures, scores, choices[1])
 
 
 def _fingerprint(clients: Clients) -> str:
@@ -170,87 +201,6 @@ def _header(options: FitOptions, command: str) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "config": options.model_dump(mode="json"),
     }
-
-
-def _data(fitted: Fitted) -> dict[str, Any]:
-    schema, data = fitted.schema, fitted.options.data
-    rows = sum(int(fitted.per_client[name].sum()) for name in ("rows_train", "rows_test") if name in fitted.per_client)
-    return {
-        "path": data.path, "client": schema.client, "target": schema.target, "task": schema.task,
-        "n_clients": len(fitted.names), "n_rows": rows, "n_features": schema.n_features, "metric": fitted.metric,
-        "metric_better": "higher" if fitted.metric == "accuracy" else "lower",
-        "target_scale": float(fitted.scaling.y_scale),
-    }  # fmt: skip
-
-
-def _results(fitted: Fitted) -> dict[str, Any]:
-    k = len(fitted.theta)
-    last = fitted.options.clusters.n_init if fitted.chosen_run is not None else 0
-    return {
-        "methods": [asdict(score) for score in fitted.scores],
-        "n_clusters": k,
-        "counted": fitted.counted,
-        "cluster_sizes": torch.bincount(fitted.placed.label, minlength=k).tolist(),
-        "chosen_run": last,
-        "uncertain_clients": int((~fitted.placed.certain).sum()),
-        "warnings": fitted.warnings,
-        "events": [
-            {"run": r.run, "round": r.round, "text": text} for r in fitted.rounds for text in r.info.get("events", ())
-        ],
-        "profiles": _profiles(fitted),
-        "anchors": None if fitted.descended is None else fitted.descended.anchors.tolist(),
-    }
-
-
-def _profiles(fitted: Fitted) -> dict[str, Any] | None:
-    """How linear models differ: coefficients of standardised features."""
-    model = fitted.model
-    if not isinstance(model, Dense) or not model.is_linear or model.loss != "squared" or len(fitted.theta) < 2:
-        return None
-    weight = fitted.theta[:, model.layers["0.weight"]]
-    names = monomial_names(fitted.schema.feature_names, fitted.scaling.degree)
-    return {"features": list(names), "coefficients": weight.tolist()}
-
-
-def _write_models(folder: Path, fitted: Fitted) -> None:
-    (folder / "models").mkdir(exist_ok=True)
-    scaling, said = to_record(fitted.scaling)
-    tensors = {"theta": fitted.theta} | {f"scaling/{name}": value for name, value in scaling.items()}
-    document = {"model": _describe(fitted.model), "schema": fitted.schema.model_dump(mode="json")}
-    document["degree"] = said["degree"]
-    save_tensors(folder / _MODELS, tensors, document)
-    for k, theta in enumerate(fitted.theta):
-        save_tensors(folder / "models" / f"cluster-{k}.safetensors", _named(fitted.model, theta), {"cluster": k})
-
-
-def _named(model: Model, theta: Tensor) -> dict[str, Tensor]:
-    """One model's parameters by name, in their own shapes: what `load_state_dict` takes."""
-    if isinstance(model, Network):
-        return model.unpack(theta)
-    parts = [part for layer in model.unpack(theta) for part in layer if part is not None]
-    return dict(zip(model.layers, parts, strict=True))
-
-
-def _describe(model: Model) -> dict[str, Any]:
-    if isinstance(model, Network):
-        return {"kind": "network", "loss": model.loss, "shape": model.shape, "kernel": model.kernel}
-    made = asdict(model)
-    return {"kind": "dense", **made, "dtype": str(model.dtype).removeprefix("torch.")}
-
-
-def _model_from(said: dict[str, Any], module: nn.Module | Model | None) -> Model:
-    if said["kind"] == "dense":
-        own = {name: said[name] for name in ("loss", "intercept", "l2")}
-        return Dense(tuple(said["sizes"]), dtype=getattr(torch, said["dtype"]), **own)
-    if isinstance(module, Network):
-        return module
-    if not isinstance(module, nn.Module):
-        raise ConfigError(
-            "this run trained a torch module, whose code is not in the folder",
-            "load it in Python: coterie.load(RUN, model=MyNet())",
-        )
-    shape = None if said["shape"] is None else tuple(said["shape"])
-    return Network(module, said["loss"], shape, said["kernel"])
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
@@ -286,19 +236,16 @@ def _read_json(folder: Path) -> dict[str, Any]:
     return document
 
 
+def _read_finished(folder: Path) -> dict[str, Any]:
+    document = _read_json(folder)
+    if document["status"] != "finished":
+        raise RunError(f"the run in {folder} has not finished", f"continue it with `coterie resume {folder}`")
+    return document
+
+
 def _read_clients(folder: Path) -> pa.Table:
     path = folder / "clients.parquet"
     try:
         return pq.read_table(path, columns=["client", "label", "margin", "certain"])
     except (OSError, pa.ArrowException):
         raise RunError(f"{path} cannot be read", "start the run again with `coterie fit`") from None
-
-
-def _read_descended(folder: Path, names: list[str]) -> Descended | None:
-    """What Phase 1 left in the last checkpoint; who was given only the models has none."""
-    if not (folder / _STATE).exists():
-        return None
-    tensors, said = load_tensors(folder / _STATE)
-    spectra = [r["info"]["spectrum"] for r in said["rounds"] if "spectrum" in r["info"]]
-    spectrum = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
-    return Descended(np.asarray(names)[tensors["state/0/anchors"].numpy()], tensors["state/0/local"], spectrum)

@@ -31,14 +31,14 @@ def predictions(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
     clients = read_with(features, path)
     if clients.dropped_rows:
         raise DataError(f"{clients.dropped_rows} rows of {path} name no client", "fill in the client column")
-    rows, names = clients.train, _client_column(features, path)
+    rows, names = clients.train, client_column(features, path)
     labels = _labels(model, path, rows)
     order = rows.order_of(names)
     made = np.empty(len(names), dtype=object)
     made[order] = model.predict_stored(rows, labels)
     label = np.empty(len(names), dtype=np.int64)
     label[order] = labels.numpy()[rows.owners]
-    return pa.table({"client": names, "label": label, "prediction": made.tolist()}), _unknown(clients)
+    return pa.table({"client": names, "label": label, "prediction": made.tolist()}), unknown_levels(clients)
 
 
 def assignments(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
@@ -61,7 +61,7 @@ def assignments(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
             "rows": found.rows.numpy(),
         }
     )
-    said = _unknown(clients)
+    said = unknown_levels(clients)
     if clients.dropped_rows:
         said.append(f"{clients.dropped_rows} rows without a client or a target are left out")
     if unsure := int((~found.certain).sum()):
@@ -117,12 +117,13 @@ def _labels(model: Federated, path: Path, rows: Ragged) -> Tensor:
     return torch.where(known < 0, new, known)
 
 
-def _unknown(clients: Clients) -> list[str]:
+def unknown_levels(clients: Clients) -> list[str]:
+    """Say how many categories mean nothing to the model."""
     n = clients.unknown_levels
     return [f"{n} cells have a category that was not there in training, and count as none"] if n else []
 
 
-def _client_column(schema: Schema, path: Path) -> np.ndarray:
+def client_column(schema: Schema, path: Path) -> np.ndarray:
     """[N] the client of every row, in the order of the file."""
     source = open_source(path, schema.client)
     parts = []

@@ -3,8 +3,9 @@
 
 from coterie.estimators.fedavg import FedAvg
 from coterie.estimators.federated import Federated
+from coterie.estimators.federated_mixture import FederatedMixture
 from coterie.estimators.ifca import IFCA
 from coterie.estimators.loading import load
 from coterie.estimators.mixed_regression import MixedRegression
 
-__all__ = ["IFCA", "FedAvg", "Federated", "MixedRegression", "load"]
+__all__ = ["IFCA", "FedAvg", "Federated", "FederatedMixture", "MixedRegression", "load"]

@@ -2,7 +2,6 @@
 """What all estimators share: scikit-learn's manners around fitting, placing clients, predicting and scoring."""
 
 import warnings
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 
 from coterie.baselines import target_variance
 from coterie.config import FitOptions
-from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
-from coterie.data.readers import from_arrays
 from coterie.data.schema import Schema
 from coterie.data.values import name_of
 from coterie.errors import DataError
 from coterie.estimators.parameters import options_of
+from coterie.estimators.rows import as_clients, as_rows, check_shape, in_given_order
 from coterie.evaluate import Placed
 from coterie.fitting import Descended, Fitted, Watch, fit, measured_models, placed
 from coterie.local import outputs
@@ -46,7 +44,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         watch : callable, optional
             Told of every round.
         """
-        data = _as_clients(clients, y, groups)
+        data = as_clients(clients, y, groups)
         start = None if self.start is None else torch.as_tensor(self.start)
         self._keep(fit(data, self._options(), module=self.model, start=start, watch=watch))
         self.classes_ = _classes(self.schema_, y)
@@ -61,12 +59,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         rows = self._rows(clients, None, groups)
-        made = self.predict_stored(rows, self.labels_of(rows))
-        if isinstance(clients, Clients | Ragged):
-            return made[np.argsort(rows.owners, kind="stable")]
-        out = np.empty_like(made)
-        out[rows.order_of(_names(groups, len(made)))] = made
-        return out
+        return in_given_order(self.predict_stored(rows, self.labels_of(rows)), rows, clients, groups)
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Placed:
         """Place clients, old or new, by the loss on their labelled rows; they come in the order of their names."""
@@ -141,28 +134,10 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
 
     def _rows(self, data: Any, y: Any, groups: Any) -> Ragged:
-        """Rows of known columns: as they are, the held-out part of a `Clients`, or arrays."""
-        if isinstance(data, Ragged):
-            return data
-        if isinstance(data, Clients):
-            _check_same(self.schema_, data.schema)
-            return data.train if data.test is None else data.test
-        if groups is None and len(self.theta_) > 1:
-            raise DataError("it is not said which client each row belongs to", "pass groups=")
-        rows = from_arrays(data, None, groups, task="none", test_size=0.0, missing="mean").train
-        names = _names(groups, len(data))
-        if rows.layout.n_rows != len(names):
-            raise DataError("groups has missing values", "name the client of every row")
-        if y is None:
-            return rows
-        return replace(rows, y=_targets(y, len(names), self.schema_)[rows.order_of(names)])
+        return as_rows(data, y, groups, self.schema_, alone=len(self.theta_) == 1)
 
     def _prepared(self, rows: Ragged) -> Ragged:
-        if rows.shape != tuple(self.scaling_.mean.shape):
-            raise DataError(
-                f"rows have shape {rows.shape}, training rows had {tuple(self.scaling_.mean.shape)}",
-                "give the same features as in training",
-            )
+        check_shape(rows, self.scaling_)
         return rows.changed(self.scaling_.features, self.scaling_.target).to(self.model_.dtype)
 
     def _labels_of(self, prepared: Ragged) -> Tensor:
@@ -178,27 +153,6 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)
 
 
-def _as_clients(data: Any, y: Any, groups: Any) -> Clients:
-    if isinstance(data, Clients):
-        if y is not None or groups is not None:
-            raise DataError("clients have their own targets and names", "give y and groups with arrays only")
-        return data
-    if groups is None:
-        raise DataError("fit needs to know the client of each row", "pass groups=, or read a file with coterie.read")
-    return from_arrays(data, y, groups, test_size=0.0)
-
-
-def _names(groups: Any, n: int) -> np.ndarray:
-    """[N] the client of each row, spelled as in training; without groups, all rows are one client's."""
-    if groups is None:
-        return np.full(n, "client")
-    given = np.asarray(groups).reshape(-1)
-    if given.dtype == object:
-        return np.array([name_of(value) for value in given])
-    different, which = np.unique(given, return_inverse=True)
-    return np.array([name_of(value) for value in different.tolist()])[which]
-
-
 def _classes(schema: Schema, y: Any) -> np.ndarray:
     """What predictions are made of: values of the array that was given in training, or names."""
     if y is None or schema.task != "classification":
@@ -208,39 +162,7 @@ def _classes(schema: Schema, y: Any) -> np.ndarray:
     return np.asarray(values[[names.index(name) for name in schema.classes]])
 
 
-def _check_same(known: Schema, other: Schema) -> None:
-    """Refuse clients whose numbers mean something else than in training."""
-    same_target = other.task == "none" or (other.task, other.classes) == (known.task, known.classes)
-    if other.columns != known.columns or not same_target:
-        what = "features or category levels" if other.columns != known.columns else "classes"
-        raise DataError(
-            f"these clients have other {what} than the training data",
-            "read them in the same way: coterie.read_with(model.schema_, path)",
-        )
-
-
 def _labelled(rows: Ragged) -> Ragged:
     if rows.y is None:
         raise DataError("there are no targets, and clients are judged by their labelled rows", "pass y")
     return rows
-
-
-def _targets(y: Any, n: int, schema: Schema) -> Tensor:
-    """[N] targets as in training: class numbers, or real numbers."""
-    y = np.asarray(y)
-    if y.shape not in ((n,), (n, 1)):
-        raise DataError(f"y has shape {y.shape} and there are {n} rows", "give one target for each row")
-    if schema.task == "classification":
-        return _class_numbers(y.reshape(-1), schema.classes)
-    if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
-        raise DataError("y has values that are no finite numbers", "leave those rows out")
-    return torch.from_numpy(y.reshape(-1).astype(np.float64))
-
-
-def _class_numbers(y: np.ndarray, classes: tuple[str, ...]) -> Tensor:
-    number = {name: i for i, name in enumerate(classes)}
-    names = [name_of(value) for value in y.tolist()]
-    strange = sorted(set(names) - set(number))
-    if strange:
-        raise DataError(f"class '{strange[0]}' was not there in training", f"training had {', '.join(classes)}")
-    return torch.tensor([number[name] for name in names])

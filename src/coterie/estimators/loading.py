@@ -7,18 +7,19 @@ from torch import nn
 
 from coterie.estimators.fedavg import FedAvg
 from coterie.estimators.federated import Federated
+from coterie.estimators.federated_mixture import FederatedMixture
 from coterie.estimators.ifca import IFCA
 from coterie.estimators.mixed_regression import MixedRegression
 from coterie.estimators.parameters import parameters_of
 from coterie.models import Model
-from coterie.runs import load_run
+from coterie.runs import load_mixture, load_run, read_options
 
 __all__ = ["load"]
 
 _KINDS: dict[str, type[Federated]] = {kind.method: kind for kind in (IFCA, MixedRegression, FedAvg)}
 
 
-def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Federated:
+def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Federated | FederatedMixture:
     """Load a finished run as a fitted estimator.
 
     Parameters
@@ -28,6 +29,11 @@ def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Feder
     model : nn.Module, optional
         The network that was trained, when it was your own.
     """
+    if read_options(Path(folder)).method == "mixture":
+        found = load_mixture(Path(folder))
+        mixture = FederatedMixture(**parameters_of(FederatedMixture, found.options))
+        mixture._restore(found)
+        return mixture
     run = load_run(Path(folder), module=model)
     kind = _KINDS[run.options.method]
     own = {"model": model} if "model" in kind._get_param_names() else {}

@@ -6,7 +6,15 @@ from typing import Any
 from pydantic import BaseModel
 from sklearn.base import BaseEstimator
 
-from coterie.config import ClusterOptions, FitOptions, ModelOptions, MomentOptions, TrainingOptions, options
+from coterie.config import (
+    ClusterOptions,
+    FitOptions,
+    MixtureOptions,
+    ModelOptions,
+    MomentOptions,
+    TrainingOptions,
+    options,
+)
 
 __all__ = ["options_of", "parameters_of"]
 
@@ -23,14 +31,16 @@ _PLACES |= {
     "standardise": ("data", "standardise"),
     "descent_step_size": ("moments", "step_size"),  # `step_size` is that of training
 }
+_MIXTURE = _PLACES | {name: ("mixture", name) for name in MixtureOptions.model_fields}  # it has rounds of its own
 
 
 def options_of(estimator: BaseEstimator, method: str) -> FitOptions:
     """Put the options together that an estimator's parameters stand for."""
     tree: dict[str, Any] = {"method": method}
+    places = _MIXTURE if method == "mixture" else _PLACES
     for name, value in estimator.get_params(deep=False).items():
-        if name in _PLACES:
-            group, option = _PLACES[name]
+        if name in places:
+            group, option = places[name]
             (tree.setdefault(group, {}) if group else tree)[option] = value
     return options(tree)
 
@@ -38,8 +48,9 @@ def options_of(estimator: BaseEstimator, method: str) -> FitOptions:
 def parameters_of(kind: type[BaseEstimator], chosen: FitOptions) -> dict[str, Any]:
     """Find the parameters that options stand for; what they leave open is left to the constructor."""
     found = {}
+    places = _MIXTURE if chosen.method == "mixture" else _PLACES
     for name in kind._get_param_names():
-        if name in _PLACES:
-            group, option = _PLACES[name]
+        if name in places:
+            group, option = places[name]
             found[name] = getattr(getattr(chosen, group) if group else chosen, option)
     return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users hand to estimators, as clients' rows: a `Clients`, or arrays with the client of every row."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.algorithms.preparation import Scaling
+from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
+from coterie.data.readers import from_arrays
+from coterie.data.schema import Schema
+from coterie.data.values import name_of
+from coterie.errors import DataError
+
+__all__ = ["as_clients", "as_rows", "check_shape", "in_given_order"]
+
+
+def as_clients(data: Any, y: Any, groups: Any, task: Literal["auto", "regression"] = "auto") -> Clients:
+    """Take what `fit` is given."""
+    if isinstance(data, Clients):
+        if y is not None or groups is not None:
+            raise DataError("clients have their own targets and names", "give y and groups with arrays only")
+        return data
+    if groups is None:
+        raise DataError("fit needs to know the client of each row", "pass groups=, or read a file with coterie.read")
+    return from_arrays(data, y, groups, test_size=0.0, task="auto" if y is None else task)
+
+
+def as_rows(data: Any, y: Any, groups: Any, schema: Schema, *, alone: bool) -> Ragged:
+    """Take rows of known columns: as they are, the held-out part of a `Clients`, or arrays.
+
+    Parameters
+    ----------
+    schema : Schema
+        Of the training data.
+    alone : bool
+        Whether all clients are served alike, so that the rows' clients need not be named.
+    """
+    if isinstance(data, Ragged):
+        return data
+    if isinstance(data, Clients):
+        _check_same(schema, data.schema)
+        return data.train if data.test is None else data.test
+    if groups is None and not alone:
+        raise DataError("it is not said which client each row belongs to", "pass groups=")
+    rows = from_arrays(data, None, groups, task="none", test_size=0.0, missing="mean").train
+    names = _names(groups, len(data))
+    if rows.layout.n_rows != len(names):
+        raise DataError("groups has missing values", "name the client of every row")
+    if y is None:
+        return rows
+    return replace(rows, y=_targets(y, len(names), schema)[rows.order_of(names)])
+
+
+def in_given_order(made: np.ndarray, rows: Ragged, data: Any, groups: Any) -> np.ndarray:
+    """Bring values of stored rows into the order of arrays, or, of a `Clients`, client after client.  [N, ...]"""
+    if isinstance(data, Clients | Ragged):
+        return np.asarray(made[np.argsort(rows.owners, kind="stable")])
+    out = np.empty_like(made)
+    out[rows.order_of(_names(groups, len(made)))] = made
+    return out
+
+
+def check_shape(rows: Ragged, scaling: Scaling) -> None:
+    """Refuse rows of other features than in training."""
+    if rows.shape != tuple(scaling.mean.shape):
+        raise DataError(
+            f"rows have shape {rows.shape}, training rows had {tuple(scaling.mean.shape)}",
+            "give the same features as in training",
+        )
+
+
+def _names(groups: Any, n: int) -> np.ndarray:
+    """[N] the client of each row, spelled as in training; without groups, all rows are one client's."""
+    if groups is None:
+        return np.full(n, "client")
+    given = np.asarray(groups).reshape(-1)
+    if given.dtype == object:
+        return np.array([name_of(value) for value in given])
+    different, which = np.unique(given, return_inverse=True)
+    return np.array([name_of(value) for value in different.tolist()])[which]
+
+
+def _check_same(known: Schema, other: Schema) -> None:
+    """Refuse clients whose numbers mean something else than in training."""
+    same_target = other.task == "none" or (other.task, other.classes) == (known.task, known.classes)
+    if other.columns != known.columns or not same_target:
+        what = "features or category levels" if other.columns != known.columns else "classes"
+        raise DataError(
+            f"these clients have other {what} than the training data",
+            "read them in the same way: coterie.read_with(model.schema_, path)",
+        )
+
+
+def _targets(y: Any, n: int, schema: Schema) -> Tensor:
+    """[N] targets as in training: class numbers, or real numbers."""
+    y = np.asarray(y)
+    if y.shape not in ((n,), (n, 1)):
+        raise DataError(f"y has shape {y.shape} and there are {n} rows", "give one target for each row")
+    if schema.task == "classification":
+        return _class_numbers(y.reshape(-1), schema.classes)
+    if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
+        raise DataError("y has values that are no finite numbers", "leave those rows out")
+    return torch.from_numpy(y.reshape(-1).astype(np.float64))
+
+
+def _class_numbers(y: np.ndarray, classes: tuple[str, ...]) -> Tensor:
+    number = {name: i for i, name in enumerate(classes)}
+    names = [name_of(value) for value in y.tolist()]
+    strange = sorted(set(names) - set(number))
+    if strange:
+        raise DataError(f"class '{strange[0]}' was not there in training", f"training had {', '.join(classes)}")
+    return torch.tensor([number[name] for name in names])

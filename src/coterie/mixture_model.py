@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fitted mixtures in use: whose components are whose, and everything in the columns' own units.
+
+Mixtures are fitted to scaled rows. Log-likelihoods are of the rows as they are: a density falls by the scale of its units.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.algorithms.judging import responsibilities
+from coterie.algorithms.preparation import Scaling
+from coterie.algorithms.serving import adopt_ask, error_ask, expectations
+from coterie.data.ragged import Ragged
+from coterie.engines.in_process import InProcess
+from coterie.mixture_results import OUTLIER, MixtureFit, bic, log_likelihood
+from coterie.models.mixtures import Regression
+
+__all__ = ["Adopted", "Mixtures", "Typical", "typical"]
+
+
+@dataclass(frozen=True)
+class Typical:
+    """How well the centre's components fit the clients of the training: what newcomers are compared with."""
+
+    likelihood: float  # median over clients of the mean log-likelihood of a row
+    spread: float  # of these means: 1.4826 times their median absolute deviation
+    deviation: float  # of single rows within a client, median over clients
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """Where each of M clients stands among the centre's components.
+
+    Attributes
+    ----------
+    names : ndarray
+        [M]
+    weights : Tensor
+        [M, R] its proportions, estimated from its rows.
+    log_likelihood : Tensor
+        [M] of a row, on average; zero for who has none.
+    misfit : Tensor
+        [M] how much less that is than what clients of the training usually have, in standard errors; who has no rows has 0.
+    rows : Tensor
+        [M] that this rests on.
+    """
+
+    names: np.ndarray
+    weights: Tensor
+    log_likelihood: Tensor
+    misfit: Tensor
+    rows: Tensor
+
+    @property
+    def fits(self) -> Tensor:
+        """[M] whether the components could well be the client's."""
+        return self.misfit <= OUTLIER
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """Everybody's mixture, and the way from rows to scaled ones and back.
+
+    Attributes
+    ----------
+    fit : MixtureFit
+        Of scaled rows.
+    scaling : Scaling
+        Of the columns.
+    names : ndarray
+        [M] clients, ascending.
+    typical : Typical
+        How well the centre fits them.
+    """
+
+    fit: MixtureFit
+    scaling: Scaling
+    names: np.ndarray
+    typical: Typical
+
+    # -- parameters in the columns' own units -------------------------------------------------------------------------
+    def raw(self, theta: Tensor) -> Tensor:
+        """Means, or coefficients with the intercept last.  [..., P]"""
+        s, family = self.scaling, self.fit.family
+        if not isinstance(family, Regression):
+            return theta * s.scale + s.mean
+        slope = theta[..., : family.n_features] * s.y_scale / s.scale
+        if not family.intercept:
+            return slope
+        base = s.back(theta[..., family.n_features]) - (slope * s.mean).sum(-1)
+        return torch.cat([slope, base[..., None]], -1)
+
+    @property
+    def covariance(self) -> Tensor:
+        """[D, D] within a component; for regressions [1, 1], of the residuals."""
+        scale, unit = self.fit.scale[0], self.scaling.scale
+        if isinstance(self.fit.family, Regression):
+            return (self.scaling.y_scale / scale).square().reshape(1, 1)
+        inverse: Tensor = torch.linalg.inv(scale)
+        return (inverse.T @ inverse) * unit[:, None] * unit
+
+    @property
+    def mean_weights(self) -> Tensor:
+        """[R] mean proportions of the clients that are no outliers."""
+        good = ~self.fit.outliers & self.fit.outlier_score.isfinite()
+        return self.fit.weights[good if bool(good.any()) else slice(None)].mean(0)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+    def prepared(self, rows: Ragged) -> Ragged:
+        """Scale rows."""
+        return rows.to(torch.float64).changed(self.scaling.features, self.scaling.target)
+
+    def of(self, names: np.ndarray) -> MixtureFit:
+        """The mixtures of these clients; who was not there in training is at the centre, with mean proportions."""
+        fit, known = self.fit, {name: i for i, name in enumerate(self.names.tolist())}
+        place = torch.tensor([known.get(name, -1) for name in names.tolist()], dtype=torch.int64)
+        new = place < 0
+        return replace(
+            fit,
+            theta=torch.where(new[:, None, None], fit.centre, fit.theta[place]),
+            weights=torch.where(new[:, None], self.mean_weights, fit.weights[place]),
+            scale=fit.scale if len(fit.scale) == 1 else fit.scale[place],
+            outlier_score=torch.where(new, -torch.inf, fit.outlier_score[place]),
+            freedom=torch.where(new[:, None], 0.0, fit.freedom[place]),
+        )
+
+    @property
+    def shift(self) -> float:
+        """Log-likelihood of a scaled row minus that of the row itself."""
+        scale = self.scaling.y_scale if isinstance(self.fit.family, Regression) else self.scaling.scale
+        return float(scale.log().sum())
+
+    def log_likelihood(self, rows: Ragged) -> Tensor:
+        """Mean log-likelihood of every client's scaled rows, in the units that they had; zero for who has none.  [M]"""
+        there = torch.from_numpy(rows.layout.counts > 0)
+        return log_likelihood(self.of(rows.names), rows) - self.shift * there
+
+    def bic(self, rows: Ragged) -> float:
+        """Bayesian information criterion of scaled rows, in the units that they had: see `mixture_results.bic`."""
+        fit = self.of(rows.names)
+        n = rows.layout.counts[~fit.outliers.numpy()].sum()
+        return bic(fit, rows) + 2 * float(n) * self.shift
+
+    def probabilities(self, rows: Ragged) -> Tensor:
+        """How likely each component is for every scaled row, in the order of storage.  [N, R]"""
+        fit = self.of(rows.names)
+        found = [torch.zeros(0, len(fit.centre), dtype=torch.float64)]
+        for block in rows.blocks():
+            gamma = responsibilities(fit.family, fit.theta, fit.weights, fit.scale, block)
+            found.append(gamma[block.real])
+        return torch.cat(found)
+
+    def expected(self, rows: Ragged) -> Tensor:
+        """E[y | x] of every scaled row, in the order of storage and the target's own units.  [N]"""
+        fit = self.of(rows.names)
+        assert isinstance(fit.family, Regression)
+        line = torch.einsum("mr,mrp->mp", fit.weights, fit.theta)
+        made = [expectations(fit.family, line[b.ids], b)[b.real] for b in rows.blocks()]
+        return self.scaling.back(torch.cat([torch.zeros(0, dtype=torch.float64), *made]))
+
+    def squared_errors(self, rows: Ragged) -> Tensor:
+        """Mean squared error of every client, in scaled units; zero for who has no rows.  [M]"""
+        fit = self.of(rows.names)
+        assert isinstance(fit.family, Regression)
+        found: Tensor = InProcess(rows).ask(error_ask(fit.family, fit.theta, fit.weights))["error"]
+        return found
+
+    def adopt(self, rows: Ragged) -> Adopted:
+        """Estimate the proportions of clients, old or new, given the centre's components and their scaled rows."""
+        got = InProcess(rows).ask(adopt_ask(self.fit.family, self.fit.centre, self.mean_weights, self.fit.scale[0]))
+        likelihood, n, usual = got["likelihood"] - self.shift, got["n"], self.typical
+        error = (usual.spread**2 + usual.deviation**2 / n.clamp(min=1)).sqrt().clamp(min=1e-300)
+        misfit = torch.where(n > 0, (usual.likelihood - likelihood) / error, 0.0)
+        return Adopted(rows.names, got["weights"], torch.where(n > 0, likelihood, 0.0), misfit, n)
+
+
+def typical(fit: MixtureFit, scaling: Scaling, rows: Ragged) -> Typical:
+    """How well the centre's components fit the clients who are no outliers, each with its own proportions."""
+    mixtures = Mixtures(fit, scaling, rows.names, Typical(0.0, 0.0, 0.0))
+    got = InProcess(rows).ask(adopt_ask(fit.family, fit.centre, mixtures.mean_weights, fit.scale[0]))
+    there = (got["n"] > 0) & ~fit.outliers
+    there = there if bool(there.any()) else got["n"] > 0
+    means = got["likelihood"][there] - mixtures.shift
+    middle = means.median()
+    spread = 1.4826 * float((means - middle).abs().median())
+    return Typical(float(middle), spread, float(got["deviation"][there].median()))

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From clients and options to fitted mixtures: prepare, choose, fit, compare with baselines, measure."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.algorithms import em, preparation
+from coterie.algorithms.mixture_starts import MixtureStart
+from coterie.algorithms.preparation import Scaling
+from coterie.baselines import SUPPORT, Score, target_variance
+from coterie.config import FitOptions, MixtureOptions
+from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
+from coterie.data.schema import Schema
+from coterie.engines.in_process import Program, Round
+from coterie.errors import ConfigError, DataError
+from coterie.mixture_fit import Choice, choose_components, fit_mixture
+from coterie.mixture_model import Mixtures, Typical, typical
+from coterie.mixture_results import EM_METHODS, of_baseline
+from coterie.models.mixtures import Family, Gaussian, Regression
+from coterie.phases import Phases, Watch
+from coterie.protocol import Tensors
+
+__all__ = ["FittedMixture", "MixtureScore", "check_mixture", "fit_clients"]
+
+_BASELINES = {"global": ("pooled-em", "one mixture for all"), "local": ("local-em", "one mixture each")}
+_FOREIGN = {
+    "model": {"intercept"},
+    "training": {"participation"},
+    "clusters": set(),
+    "moments": set(),
+}  # and what is not
+_PENALTY = 2.0  # C_lambda while components are counted; the paper's
+_NAMED = 5  # outliers that a warning names
+
+
+@dataclass(frozen=True)
+class MixtureScore(Score):
+    """How one method does: mean log-likelihood of a row in the columns' own units, R^2 and RMSE where there is a target."""
+
+    test_rmse: float | None = None
+
+
+@dataclass(frozen=True)
+class FittedMixture:
+    """All that came of a fit."""
+
+    options: FitOptions
+    schema: Schema
+    mixtures: Mixtures
+    scores: list[MixtureScore]
+    per_client: dict[str, Tensor]  # [M] each
+    rounds: list[Round]
+    seconds: float
+    counted: Choice | None = None  # how the number of components came about, when it was not given
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def settled(self) -> bool:
+        """Whether estimates had stopped moving before the rounds were over."""
+        return self.mixtures.fit.rounds < self.options.mixture.rounds
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Scaled rows, and the family that is fitted to them."""
+
+    family: Family
+    scaling: Scaling
+    rows: Ragged
+    test: Ragged | None
+    newcomers: Ragged | None
+
+
+@dataclass(frozen=True)
+class _Driven:
+    """Runs programs as phases of a run folder, and keeps their rounds."""
+
+    phases: Phases
+    rounds: dict[str, list[Round]] = field(default_factory=dict)
+
+    def __call__(
+        self, phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
+    ) -> tuple[list[Any], list[Tensors]]:
+        engine = self.phases.engine(phase, rows)
+        done = self.phases.run(phase, rows, programs, state, self.phases.options.mixture.rounds, engine)
+        self.rounds[phase] = done.rounds
+        return done.states, [engine.worker.private[run] for run in range(len(programs))]
+
+
+def fit_clients(
+    clients: Clients,
+    options: FitOptions,
+    *,
+    folder: Path | None = None,
+    every: float = 2.0,
+    watch: Watch | None = None,
+) -> FittedMixture:
+    """Fit what the options say.
+
+    Parameters
+    ----------
+    clients, options, folder, every, watch
+        As for `fitting.fit`.
+    """
+    began = time.perf_counter()
+    check_mixture(clients, options)
+    phases = Phases(options, folder, every, watch)
+    made = _prepare(phases, clients)
+    drive = _Driven(phases)
+    n_components, counted = _counted(drive, made, options)
+    c_lambda = _number(options.mixture.c_lambda)
+    fit = fit_mixture(made.rows, made.family, n_components, c_lambda=c_lambda, **_how(options), drive=drive)
+    found = Mixtures(fit, made.scaling, clients.names, typical(fit, made.scaling, made.rows))
+    found = replace(found, fit=replace(fit, choice=_in_units(fit.choice, found.shift)))
+    if options.mixture.choose_by == "held-out":
+        counted = _in_units(counted, found.shift)
+    scores, per_client = _measure(made, options, ("mixture", f"FedGrEM, {_components(n_components)}"), found)
+    if options.baselines:
+        _add_baselines(drive, made, n_components, scores, per_client)
+    seconds = time.perf_counter() - began
+    fitted = FittedMixture(options, clients.schema, found, scores, per_client, drive.rounds["fit"], seconds, counted)
+    return replace(fitted, warnings=_warnings(fitted))
+
+
+# -- before the fit ---------------------------------------------------------------------------------------------------
+def _prepare(phases: Phases, clients: Clients) -> _Prepared:
+    """Learn the scaling from federated sums; what has unit variance by assumption keeps its units."""
+    options, train, regression = phases.options, clients.train, clients.schema.task == "regression"
+    m, d = options.mixture, train.shape[0]
+    family: Family = Regression(d, options.model.intercept, m.variance) if regression else Gaussian(d, m.covariance)
+    divide = options.data.standardise and (regression or m.covariance != "unit")
+    program = partial(preparation.learn_scaling, shape=train.shape, divide=divide, real_target=regression)
+    scaling: Scaling = phases.run("prepare", train, [program], Scaling, 1).states[0]
+    if regression and m.variance == "unit":
+        scaling = replace(scaling, y_scale=torch.ones_like(scaling.y_scale))
+    if regression and not options.model.intercept:  # lines through the origin: it must stay where it is
+        scaling = replace(scaling, mean=torch.zeros_like(scaling.mean), y_mean=torch.zeros_like(scaling.y_mean))
+
+    def scaled(rows: Ragged) -> Ragged:
+        return rows.to(torch.float64).changed(scaling.features, scaling.target)
+
+    test, newcomers = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
+    return _Prepared(family, scaling, scaled(train), test, newcomers)
+
+
+def _how(options: FitOptions) -> dict[str, Any]:
+    """What choosing and fitting have in common."""
+    m = options.mixture
+    return {
+        "rounds": m.rounds, "tol": m.tol, "seed": options.seed, "start": MixtureStart(m.restarts, m.iterations),
+        "reject": _number(m.reject), "c_eta": m.c_eta, "kappa": m.kappa, "share_weights": m.share_weights,
+        "batch_size": m.batch_size, "clip": math.inf if m.clip is None else m.clip,
+    }  # fmt: skip
+
+
+def _number(value: float | str | None) -> Any:
+    """A number, infinite where there is a word for it."""
+    return math.inf if isinstance(value, str) else value
+
+
+def _counted(drive: _Driven, made: _Prepared, options: FitOptions) -> tuple[int, Choice | None]:
+    """The number of components: as given, or chosen."""
+    m = options.mixture
+    if m.n_components is not None:
+        return m.n_components, None
+    penalty = _PENALTY if m.c_lambda is None else _number(m.c_lambda)
+    candidates = range(1, min(m.max_components, made.rows.layout.n_rows) + 1)
+    choice = choose_components(
+        made.rows, made.family, candidates, by=m.choose_by, c_lambda=penalty, **_how(options), drive=drive
+    )
+    return int(choice.value), choice
+
+
+def _in_units(choice: Choice | None, shift: float) -> Choice | None:
+    """Held-out log-likelihoods in the columns' own units."""
+    return None if choice is None else replace(choice, scores=tuple(score - shift for score in choice.scores))
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+def _measure(
+    made: _Prepared, options: FitOptions, name: tuple[str, str], found: Mixtures
+) -> tuple[list[MixtureScore], dict[str, Tensor]]:
+    """Measure FedGrEM on training rows, held-out rows and new clients.  -> scores, [M] by name"""
+    train, test, new = found.log_likelihood(made.rows), None, None
+    per_client = {"rows_train": _rows(made.rows), "train_log_likelihood": train}
+    if made.test is not None:
+        test = found.log_likelihood(made.test)
+        per_client |= {"rows_test": _rows(made.test), "metric": test}
+        if isinstance(made.family, Regression):
+            per_client["rmse"] = found.squared_errors(made.test).sqrt() * made.scaling.y_scale
+    halves = _halves(made.newcomers, options.seed)
+    if halves is not None:
+        support, query = halves
+        own = found.adopt(support).weights
+        placed = replace(found, fit=replace(found.of(query.names), weights=own), names=query.names)
+        new = (placed, query)
+    return [_score(made, name, found, new)], per_client
+
+
+def _halves(newcomers: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
+    """Rows of new clients that find their proportions, and those that judge."""
+    if newcomers is None:
+        return None
+    enough = np.flatnonzero(newcomers.layout.counts > 1)
+    if not len(enough):
+        return None
+    query, support = newcomers.only(enough).split(SUPPORT, seed=seed, purpose="support")
+    return support, query
+
+
+def _score(
+    made: _Prepared, name: tuple[str, str], found: Mixtures, new: tuple[Mixtures, Ragged] | None
+) -> MixtureScore:
+    """Put a score together: of three kinds of rows, those of new clients with mixtures of their own."""
+    sides = [(found, made.rows), (found, made.test), new or (found, None)]
+    values = [None if rows is None else _per_row(one.log_likelihood(rows), rows) for one, rows in sides]
+    errors = [None if rows is None else _squared_error(one, rows) for one, rows in sides]
+    r2 = [None if e is None or rows is None else _r2(e, rows) for e, (_, rows) in zip(errors, sides, strict=True)]
+    rmse = None if errors[1] is None else errors[1] ** 0.5 * float(made.scaling.y_scale)
+    (train, test, fresh), (train_r2, test_r2, new_r2) = values, r2
+    return MixtureScore(*name, train, test, fresh, train_r2, test_r2, new_r2, rmse)
+
+
+def _rows(rows: Ragged) -> Tensor:
+    return torch.from_numpy(rows.layout.counts)
+
+
+def _per_row(means: Tensor, rows: Ragged) -> float:
+    """Mean over all rows of clients' means."""
+    return float((means * _rows(rows)).sum() / max(rows.layout.n_rows, 1))
+
+
+def _squared_error(found: Mixtures, rows: Ragged) -> float | None:
+    return _per_row(found.squared_errors(rows), rows) if isinstance(found.fit.family, Regression) else None
+
+
+def _r2(error: float, rows: Ragged) -> float | None:
+    variance = target_variance(rows)
+    return 1.0 - error / variance if variance > 0 else None
+
+
+def _add_baselines(
+    drive: _Driven, made: _Prepared, n_components: int, scores: list[MixtureScore], per_client: dict[str, Tensor]
+) -> None:
+    """One mixture for all rows, and one for every client alone, in lockstep."""
+    how = {k: v for k, v in _how(drive.phases.options).items() if k in ("rounds", "tol", "seed", "start")}
+    programs = [
+        partial(em.em, family=made.family, n_components=n_components, sharing=EM_METHODS[method][0], **how)
+        for method, _ in _BASELINES.values()
+    ]
+    states, private = drive("baselines", made.rows, programs, em.State)
+    for run, (name, (method, label)) in enumerate(_BASELINES.items()):
+        fit = of_baseline(method, made.family, made.rows, states[run], private[run])
+        found = Mixtures(fit, made.scaling, made.rows.names, Typical(0.0, 0.0, 0.0))
+        if made.test is not None:
+            per_client[f"metric_{name}"] = found.log_likelihood(made.test)
+        halves = _halves(made.newcomers, drive.phases.options.seed) if name == "global" else None
+        scores.append(_score(made, (name, label), found, None if halves is None else (found, halves[1])))
+
+
+# -- what is refused, and what is said --------------------------------------------------------------------------------
+def check_mixture(clients: Clients, options: FitOptions) -> None:
+    """Refuse what cannot work, before anything is written."""
+    m, schema, rows = options.mixture, clients.schema, clients.train.layout.n_rows
+    if schema.task == "classification":
+        raise ConfigError(
+            f"a mixture needs a target that is a number, and '{schema.target}' has classes",
+            "leave --target out to cluster rows; numbers that were taken for classes need --task regression",
+        )
+    if len(clients.train.shape) != 1:
+        raise ConfigError(f"rows of shape {clients.train.shape} are no rows of features", "flatten them")
+    _check_foreign(options)
+    if m.n_components is not None and m.n_components > rows:
+        raise DataError(f"{m.n_components} components are more than the {rows} training rows", "ask for fewer")
+    choosing = [name for name in ("n_components", "c_lambda") if getattr(m, name) is None]
+    if m.n_components is None and m.choose_by == "bic":
+        choosing.remove("n_components")
+    if choosing and int(clients.train.counts.max()) < 3:
+        raise DataError(
+            f"no client has 3 training rows, and mixture.{choosing[0]} is chosen on held-out ones",
+            f"give it, like --set mixture.{choosing[0]}=1",
+        )
+
+
+def _check_foreign(options: FitOptions) -> None:
+    """Refuse options that would do nothing."""
+    for group, own in _FOREIGN.items():
+        for name, value in getattr(options, group):
+            if name not in own and value != type(getattr(options, group)).model_fields[name].default:
+                similar = {"n_clusters": "n_components", "n_init": "restarts"}.get(name, name)
+                known = similar in MixtureOptions.model_fields
+                raise ConfigError(
+                    f"{group}.{name} is of other methods than mixture",
+                    f"did you mean mixture.{similar}?" if known else "leave it out",
+                )
+
+
+def _components(r: int) -> str:
+    return f"{r} component{'s' * (r > 1)}"
+
+
+def _warnings(fitted: FittedMixture) -> list[str]:
+    out, fit, m = [], fitted.mixtures.fit, fitted.options.mixture
+    if m.tol and not fitted.settled and m.batch_size is None:
+        out.append(f"estimates still moved after {m.rounds} rounds: raise mixture.rounds, or mixture.tol")
+    far = torch.argsort(fit.outlier_score, descending=True)[: int(fit.outliers.sum())]
+    if len(far):
+        names = [f"'{name}'" for name in fitted.mixtures.names[far.numpy()][:_NAMED].tolist()]
+        more = ", ..." if len(far) > _NAMED else ""
+        are = "clients are outliers" if len(far) > 1 else "client is an outlier"
+        out.append(f"{len(far)} of {len(fit.weights)} {are}: {', '.join(names)}{more}")
+    empty = int((fitted.mixtures.mean_weights < 1e-6).sum())
+    if empty:
+        out.append(f"{empty} of {len(fit.centre)} components ended empty: ask for fewer")
+    return out

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line shows: results to stdout, progress and words to stderr."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from coterie.baselines import Score
+from coterie.data.check import Findings
+from coterie.engines.in_process import Round
+from coterie.fitting import Fitted, Watch
+from coterie.mixture_run import FittedMixture
+
+__all__ = ["complain", "err", "out", "progress", "show", "show_findings", "show_mixture", "warn"]
+
+_PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
+out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
+
+_CHOSEN = {"held-out": "chosen on held-out rows", "bic": "chosen by BIC"}
+
+Cells = list[tuple[float | None, str]]  # value and format
+
+
+def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
+    """Show how models do, beside baselines."""
+    accuracy = fitted.metric == "accuracy"
+    form = ".1%" if accuracy else ".4g"
+    scale = float(fitted.scaling.y_scale)
+    columns: dict[str, Cells] = {
+        "training rows": [(s.train, form) for s in fitted.scores],
+        "held-out rows": [(s.test, form) for s in fitted.scores],
+        "in std. dev.": [(None if accuracy or s.test is None else s.test / scale, form) for s in fitted.scores],
+        "R²": [(s.test_r2, ".3f") for s in fitted.scores],
+        "new clients": [(s.new_clients, form) for s in fitted.scores],
+    }
+    out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
+    out.print(_score_table(fitted.scores, columns), soft_wrap=False)
+    if fitted.counted is not None:
+        out.print(fitted.counted)
+    if len(fitted.theta) > 1:
+        sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
+        out.print(f"clients per cluster: {', '.join(map(str, sizes))}")
+    if "adjusted_rand" in more:
+        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
+
+
+def show_mixture(fitted: FittedMixture) -> None:
+    """Show how mixtures do, beside baselines, and what was chosen."""
+    fit, scores = fitted.mixtures.fit, fitted.scores
+    columns: dict[str, Cells] = {
+        "training rows": [(s.train, ".4f") for s in scores],
+        "held-out rows": [(s.test, ".4f") for s in scores],
+        "R²": [(s.test_r2, ".3f") for s in scores],
+        "RMSE": [(s.test_rmse, ".4g") for s in scores],
+        "new clients": [(s.new_clients, ".4f") for s in scores],
+    }
+    out.print(f"mean log-likelihood of a row, seed {fitted.options.seed}")
+    out.print(_score_table(scores, columns), soft_wrap=False)
+    if fitted.counted is not None:
+        most, how = len(fitted.counted.values), _CHOSEN[fitted.options.mixture.choose_by]
+        out.print(f"{len(fit.centre)} of at most {most} components: {how}")
+    how = "as given" if fit.choice is None else _CHOSEN["held-out"]
+    means = {0.0: " (every client alone)", math.inf: " (common components)"}.get(fit.c_lambda or 0.0, "")
+    out.print(f"C_lambda {fit.c_lambda:g}{means}: {how}")
+
+
+def _score_table(scores: Sequence[Score], columns: Mapping[str, Cells]) -> Table:
+    """A row for each method; columns without a value are left out."""
+    shown = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
+    table = Table(Column(no_wrap=True), *("\n".join(name.rsplit(" ", 1)) for name in shown))  # fits 80 columns
+    for i, score in enumerate(scores):
+        cells = [column[i] for column in shown.values()]
+        table.add_row(score.label, *("-" if value is None else format(value, how) for value, how in cells))
+    return table
+
+
+def warn(sentences: list[str]) -> None:
+    """Say what a user should know."""
+    for said in sentences:
+        err.print(f"warning: {said}")
+
+
+@contextmanager
+def progress() -> Iterator[Watch | None]:
+    """Show a bar per phase on a terminal; nothing elsewhere."""
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[said]}"),
+    )
+    with Progress(*columns, console=err) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(phase: str, done: Round, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=total, said="")
+            completed = min(done.round if total > 1 else 1, total)
+            bar.update(tasks[phase], completed=completed, total=total, said=_said(done.info))
+
+        yield watch
+
+
+def _said(info: Mapping[str, Any]) -> str:
+    """What a round says beside its bar."""
+    if "movement" in info:
+        moved = sorted(info["movement"])
+        return f"moment descent: {len(moved)} anchors, moved by {moved[len(moved) // 2]:.3g}"
+    said = f"loss {info['loss']:.4g}" if "loss" in info else ""
+    if "sizes" in info:
+        said += f"  sizes {' '.join(map(str, info['sizes']))}"
+    return said
+
+
+def show_findings(found: Findings) -> None:
+    """Show what is in the data."""
+    if found.features:
+        per = ", ".join(f"{name} {value:g}" for name, value in found.rows_per_client.items())
+        out.print(f"{found.rows} rows, {found.clients} clients; rows per client: {per}")
+        out.print(_feature_table(found), soft_wrap=False)
+    if found.target is not None:
+        classes = f" of {', '.join(found.target.classes)}" if found.target.classes else ""
+        out.print(f"target {found.target.name}: {found.target.task}{classes}")
+    for problem in found.problems:
+        out.print(f"{problem.severity}: {problem.sentence}")
+        if problem.hint:
+            out.print(f"hint: {problem.hint}")
+    if found.ok:
+        out.print("ready to fit")
+
+
+def _feature_table(found: Findings) -> Table:
+    table = Table("column", "kind", "missing", "levels", "")
+    for f in found.features:
+        levels = str(len(f.levels)) if f.levels else "-"
+        table.add_row(f.name, f.kind or "-", str(f.missing), levels, "constant" if f.constant else "")
+    return table
+
+
+def complain(message: str, hint: str) -> None:
+    """Say what is wrong, and the way out."""
+    err.print(f"error: {message}")
+    if hint:
+        err.print(f"hint: {hint}")
