@@ -37,7 +37,7 @@ with warnings.catch_warnings():  # typer uses what click will remove
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer
 
-    from coterie import cli
+    from coterie import cli, screen
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -90,7 +90,7 @@ def test_every_block_of_a_page_runs(
     page: Path, stays: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.out, "width", 80)  # tables are shown so wide
+    monkeypatch.setattr(screen.out, "width", 80)  # tables are shown so wide
     (tmp_path / "stays.csv").write_bytes(stays)
     space: dict[str, Any] = {"__name__": "page"}
     printed = ""
