@@ -20,7 +20,7 @@ import torch
 
 import coterie as package
 from command import Said, coterie, process, refused
-from coterie import screen
+from coterie import cli, screen
 from coterie.engines.in_process import Round
 from coterie.runs import load_run
 from helpers import KilledError
