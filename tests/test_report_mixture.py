@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from markupsafe import escape
 
+from command import coterie
 from coterie.report import write_report
 from coterie.report.client_plots import above_limit
-from coterie.report.component_plots import boxes, candidates
+from coterie.report.component_plots import boxes, candidates, least_shown
+from coterie.report.numbers import NONE
 from report_page import EVIL, edit, parse, section, words
 
 N_CLIENTS = 12
@@ -68,7 +70,6 @@ def run_info() -> dict[str, Any]:
                 "centre": [[40.5, 0.1, 180.0], [50.0, 0.2, 170.0], [63.0, 0.3, 160.0]],
                 "weights": [0.5, 0.3, 0.2],
                 "deviation": [4.5, 0.04, 7.0],
-                "unit": [10.0, 0.1, 10.0],
             },
             "warnings": [],
             "events": [],
@@ -96,8 +97,10 @@ def clients_table() -> dict[str, list[Any]]:
     }
 
 
-def write_clients(folder: Path, **changes: list[Any]) -> None:
-    pq.write_table(pa.table(clients_table() | changes), folder / "clients.parquet")
+def write_clients(folder: Path, **changes: list[Any] | None) -> None:
+    """Write the clients with other columns; None leaves one out."""
+    columns = {name: column for name, column in (clients_table() | changes).items() if column is not None}
+    pq.write_table(pa.table(columns), folder / "clients.parquet")
 
 
 def edit_results(folder: Path, **changes: Any) -> None:
@@ -141,6 +144,35 @@ def folder(tmp_path: Path) -> Path:
     }
     pq.write_table(pa.table(rounds), made / "rounds.parquet")
     return made
+
+
+# -- what `coterie fit` writes ----------------------------------------------------------------------------------------
+def test_a_real_run_has_all_its_parts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    owner, kind = np.repeat(np.arange(8), 60), np.tile([0, 1], 240)
+    rows = np.where(kind == 0, -3.0, 3.0)[:, None] * [1.0, -1.0] + rng.normal(size=(480, 2))
+    rows[owner == 5] += 20.0
+    columns = {"site": [f"site {i}" for i in owner], "low": rows[:, 0], "high": rows[:, 1]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    said = coterie(
+        "fit", tmp_path / "rows.parquet", "--client", "site", "--method", "mixture", "--set", "mixture.max_components=3",
+        "--set", "mixture.restarts=3", "--rounds", "50", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    text = words(page)
+    assert "2 components in the rows of 8 clients; on held-out rows log-likelihood" in text
+    assert "2 components: of 1 to 3, " in text
+    assert "1 of 8 clients is an outlier: a score above 3.5. It has no part in the centre of the components." in text
+    for title in (
+        "Gain over one mixture for all, client by client", "Choice of c_lambda", "Choice of the number of components",
+        "Weights across clients", "Outlier score of every client",
+    ):  # fmt: skip
+        assert f"<h3>{title}</h3>" in page
+    assert row(section(page, "outliers"), "site 5")
+    low, high = (np.array(row(page, name)[:2], dtype=float) for name in ("low", "high"))
+    assert sorted(low) == pytest.approx([-3, 3], abs=0.3)
+    assert sorted(high) == pytest.approx([-3, 3], abs=0.3)
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------
@@ -191,6 +223,21 @@ def test_says_why_there_are_so_many_components(folder: Path, by: str, why: str) 
     assert why in text
 
 
+def test_one_component_has_neither_weights_nor_colours(folder: Path) -> None:
+    found = {"parameters": ["age"], "centre": [[40.5]], "weights": [1.0], "deviation": [4.5]}
+    edit_results(folder, components=found, n_components=1)
+    write_clients(folder, weight_0=[1.0] * N_CLIENTS, weight_1=None, weight_2=None)
+    own = section(report(folder), "components")
+    assert row(own, "age") == ["40.5", "4.50"]
+    assert "eight" not in own
+    assert "Blue" not in own
+
+
+def test_says_when_almost_nothing_is_a_clients_own(folder: Path) -> None:
+    write_clients(folder, own=[0.001] * N_CLIENTS)
+    assert "On average less than 1 % of a client's difference" in words(report(folder))
+
+
 def test_says_when_estimates_were_still_moving(folder: Path) -> None:
     said = "estimates were still moving"
     assert said not in words(report(folder))
@@ -210,6 +257,22 @@ def test_candidates_stand_between_alone_and_common(folder: Path) -> None:
     ]  # fmt: skip
 
 
+def test_candidates_far_below_the_others_are_off_the_scale(folder: Path) -> None:
+    choice = {"values": [0.0, 0.5, 1.0, "common"], "scores": [-8.03, -8.0, -8.01, -60.0], "chosen": 1}
+    edit_results(folder, c_lambda_choice=choice)
+    chart = figure(section(report(folder), "components"), "Choice of c_lambda")
+    assert "Triangles: off the scale." in chart
+    assert re.findall(r'<path class="mark plain" [^>]*><title>([^<]*)', chart) == ["∞: -60.00"]
+    assert chart.count('<circle class="mark') == 3 + 1  # and one in the legend
+    assert "-8.02" in chart  # a tick between the others
+
+
+def test_the_chosen_candidate_is_never_off_the_scale() -> None:
+    assert least_shown([-8.0, -8.01, -8.02, -60.0], 1) == pytest.approx(-8.06)  # four times as far as the median
+    assert least_shown([-8.0, -8.01, -8.02, -60.0], 3) == -60.0
+    assert least_shown([-8.0, -8.0, -9.0], 0) == -math.inf
+
+
 def test_centres_are_shown_with_weights_and_spread(folder: Path) -> None:
     own = section(report(folder), "components")
     assert row(own, "mean weight") == ["50.0 %", "30.0 %", "20.0 %", ""]
@@ -221,10 +284,10 @@ def test_colours_are_fair_between_parameters_of_different_units(folder: Path) ->
     own = section(report(folder), "components")
     cells = re.findall(r'<td class="(good|bad)" style="--a:([\d.]+)">([\d.]+)</td>', own)
     strength = {text: (sign, float(a)) for sign, a, text in cells}
-    # in units of the data's spread: age is up to 11.83 / 10 from its mean, and height 10 / 10
+    # in units of the spread: age is up to 11.83 / 4.5 = 2.63 from its mean, and height 10 / 7 = 1.43
     assert strength["63.0"] == ("good", 0.55)
-    assert strength["160"] == ("bad", pytest.approx(0.55 * 1.0 / 1.1833, abs=0.005))
-    assert strength["180"] == ("good", pytest.approx(0.55 * 1.0 / 1.1833, abs=0.005))
+    assert strength["160"] == ("bad", 0.30)  # 0.55 * 1.43 / 2.63
+    assert strength["180"] == ("good", 0.30)
 
 
 def test_regressions_show_coefficients_and_noise(folder: Path) -> None:
@@ -330,6 +393,26 @@ def test_gains_are_over_one_mixture_for_all(folder: Path) -> None:
     text = words(section(report(folder), "comparison"))
     assert "Gain over one mixture for all, client by client" in text
     assert "Better for 12 of 12 clients on held-out rows; better than a mixture of their own for 12 of 12." in text
+
+
+def test_methods_are_compared_without_the_outliers_too(folder: Path) -> None:
+    table = clients_table()
+    rows = [0 if name == "site 00" else 10 + i for i, name in enumerate(table["client"])]
+    metric = [-100.0 if far else -8.0 - i for i, far in enumerate(table["outlier"])]
+    write_clients(folder, rows_test=rows, metric=metric, metric_local=None)
+    own = section(report(folder), "comparison")
+    counts = [r if not far else 0 for r, far in zip(rows, table["outlier"], strict=True)]
+    assert "held-out rows, no outliers" in own
+    cells = re.findall(r'<tr[^>]*><th scope="row">([^<]*)</th>.*?>([^<]*)</td></tr>', own)
+    assert [name for name, _ in cells] == ["mixture", "one mixture for all", "one mixture each"]
+    mean = np.average(metric, weights=counts)
+    assert cells[0][1].replace("\u2212", "-") == f"{mean:.1f}"
+    assert cells[2][1] == NONE
+
+
+def test_without_outliers_there_is_one_column_of_held_out_rows(folder: Path) -> None:
+    write_clients(folder, outlier=[False] * N_CLIENTS)
+    assert "no outliers" not in section(report(folder), "comparison")
 
 
 def test_names_are_escaped(folder: Path) -> None:

@@ -11,9 +11,10 @@ from coterie.report.frame import N_COLOURS, Axis, Key, Plot, colour, escape, mar
 from coterie.report.numbers import TickFormat, decimals_for, fixed, plain_ticks
 from coterie.report.plots import HEIGHT, WIDTH, Line, drawn_line
 
-__all__ = ["boxes", "candidates"]
+__all__ = ["boxes", "candidates", "least_shown"]
 
 MOST_LABELS = 16
+_REACH = 4.0  # so many times as far from the best as the median candidate
 
 
 def candidates(
@@ -30,6 +31,8 @@ def candidates(
 ) -> str:
     """Draw the score of each candidate, evenly spaced in their order, and mark the chosen one.
 
+    Those far below the others are triangles at the edge: see `least_shown`.
+
     Parameters
     ----------
     names : sequence of str
@@ -41,21 +44,33 @@ def candidates(
     below : sequence of str
         A word under each name, empty for none.
     """
-    plot = _with_slots(names, Plot.fit([0.0], scores, size=size))
+    floor = least_shown(scores, chosen)
+    plot = _with_slots(names, Plot.fit([0.0], [v for v in scores if v >= floor], size=size))
     places = [float(i) for i in range(len(names))]
     body = plot.axes("", y_label)
     notes = [((plot.x.start + plot.x.stop) / 2, x_label)]  # in the middle: words may stand under either end
     notes += [(plot.x.at(place), word) for place, word in zip(places, below, strict=False) if word]
     body.extend(f'<text class="mid" x="{n(x)}" y="{n(plot.y.start + 34)}">{escape(text)}</text>' for x, text in notes)
-    body.extend(drawn_line(plot, Line(places, scores, thin=True), "plain"))
+    inside = [v if v >= floor else math.nan for v in scores]
+    body.extend(drawn_line(plot, Line(places, inside, thin=True), "plain"))
     decimals = decimals_for(scores)
     for i, score in enumerate(scores):
         if math.isfinite(score):
             tone, radius = ("k0", 6.0) if i == chosen else ("plain", 3.5)
             text = f"{names[i]}: {fixed(score, decimals)}"
-            body.append(marker(plot.x.at(i), plot.y.at(score), radius, tone, title=text))
+            body.append(marker(plot.x.at(i), plot.y.at(score), radius, tone, 0 if score >= floor else 2, text))
     keys = [Key("chosen", "k0", "dot")]
     return svg(body, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
+
+
+def least_shown(scores: Sequence[float], chosen: int | None) -> float:
+    """The score below which candidates are off the scale, so that the differences between the good ones can be seen."""
+    finite = [v for v in scores if math.isfinite(v)]
+    best, middle = max(finite, default=0.0), float(np.median(finite or [0.0]))
+    if best == middle:  # no measure of what is far
+        return -math.inf
+    floor = best - _REACH * (best - middle)
+    return floor if chosen is None else min(floor, scores[chosen])
 
 
 def boxes(

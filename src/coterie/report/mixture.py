@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.report.component_plots import boxes, candidates
+from coterie.report.component_plots import boxes, candidates, least_shown
 from coterie.report.figures import Figure, figure
 from coterie.report.frame import Key, chip
-from coterie.report.numbers import count, decimals_for, fixed, percent_ticks
+from coterie.report.numbers import count, decimals_for, fixed, percent, percent_ticks
 from coterie.report.run_folder import Floats, Run, number
 from coterie.report.tables import Heat, heat_cells, matrix
 
@@ -75,7 +75,7 @@ def _how_many(run: Run) -> str:
     choice = _choice(run, "components_choice")
     if choice is None:
         return f"{text}, as asked for."
-    among = f"{choice.values[0]} to {choice.values[-1]}" if len(choice.values) > 1 else f"{choice.values[0]}"
+    among = " to ".join(dict.fromkeys(f"{v:g}" for v in (choice.values[0], choice.values[-1])))
     why = (
         "with the least BIC"
         if choice.by == "bic"
@@ -96,8 +96,9 @@ def _how_common(run: Run) -> str:
         return f"c_lambda is 0{chosen}: every client has components of its own, and none is helped by the others."
     own, mine = run.client_column("own"), ""
     if own is not None:
-        share = percent_ticks([round(float(np.nanmean(own)), 2)])[0]
-        mine = f" On average {share} of a client's difference from the centre is left."
+        share = float(np.nanmean(own))
+        words = percent(share, 0) if share >= 0.01 else f"less than {percent(0.01, 0)}"
+        mine = f" On average {words} of a client's difference from the centre is left."
     return f"c_lambda is {value:g}{chosen}: the components of every client are drawn to a common centre.{mine}"
 
 
@@ -114,7 +115,7 @@ def _choice_of_sharing(run: Run) -> Figure | None:
         title=title,
     )  # fmt: skip
     note = "How much clients share: at 0 each is alone, and the larger, the more are they drawn to common components."
-    return figure(title, svg, [Key("chosen", "k0", "dot")], note)
+    return figure(title, svg, [Key("chosen", "k0", "dot")], note + _off_scale(choice))
 
 
 def _choice_of_number(run: Run) -> Figure | None:
@@ -124,16 +125,21 @@ def _choice_of_number(run: Run) -> Figure | None:
         return None
     title = "Choice of the number of components"
     y_label = "minus BIC" if choice.by == "bic" else "held-out log-likelihood per row"
-    names = [str(v) for v in choice.values]
+    names = [f"{v:g}" for v in choice.values]
     svg = candidates(names, choice.scores, choice.chosen, x_label="components", y_label=y_label, title=title)
-    return figure(title, svg, [Key("chosen", "k0", "dot")])
+    return figure(title, svg, [Key("chosen", "k0", "dot")], _off_scale(choice).strip())
+
+
+def _off_scale(choice: _Choice) -> str:
+    floor = least_shown(choice.scores, choice.chosen)
+    return " Triangles: off the scale." if any(score < floor for score in choice.scores) else ""
 
 
 def _weights(run: Run) -> Figure | None:
     """Draw how the weights of each component spread over the clients."""
     columns = [run.client_column(name) for name in run.weight_columns]
     groups = [[] if column is None else column.tolist() for column in columns]
-    if not any(len(group) > 1 for group in groups):
+    if len(groups) < 2 or not any(len(group) > 1 for group in groups):
         return None
     title = "Weights across clients"
     svg = boxes(groups, x_label="component", y_label="share of a client's rows", title=title, y_form=percent_ticks)
@@ -150,29 +156,32 @@ def _centres(run: Run) -> Centres | None:
     names, table = found.get("parameters") or [], matrix(found.get("centre"))
     if table is None or table.shape[1] != len(names):
         return None
-    away = _away(table, found)
+    spread = _vector(found.get("deviation"), len(names))
+    away = (table - table.mean(0)) / _sizes(np.abs(table).max(0) if spread is None else spread)
     shown = np.sort(np.argsort(-np.ptp(away, axis=0), kind="stable")[:MOST_PARAMETERS])
     away /= np.abs(away[:, shown]).max() or 1.0
     columns = [(str(r), chip(r)) for r in range(len(table))]
     rows = [(str(names[p]), heat_cells(table[:, p], away[:, p], decimals_for(table[:, p].tolist()))) for p in shown]
-    spread = matrix([found.get("deviation") or []])
-    if spread is not None and spread.shape[1] == len(names):
+    if spread is not None:
         columns.append(("spread", ""))
         for (_, cells), p in zip(rows, shown, strict=True):
-            cells.append((fixed(spread[0, p], decimals_for([spread[0, p]])), "", ""))
-    weights = matrix([found.get("weights") or []])
-    if weights is not None and weights.shape[1] == len(table):
-        cells = [(f"{fixed(100 * w, 1)}\u00a0%", "", "") for w in weights[0]]
-        rows.insert(0, ("mean weight", cells + [("", "", "")] * (len(columns) - len(cells))))
+            cells.append((fixed(spread[p], decimals_for([spread[p]])), "", ""))
+    weights = _vector(found.get("weights"), len(table))
+    if weights is not None and len(table) > 1:
+        blank = [""] * (len(columns) - len(table))
+        rows.insert(0, ("mean weight", [(text, "", "") for text in (*map(percent, weights.tolist()), *blank)]))
     return Centres(_reading(run, found, len(shown)), Heat(columns, rows, len(names)))
 
 
-def _away(table: Floats, found: dict[str, Any]) -> Floats:
-    """How far each parameter is from the mean of the components: in the data's spread, else each in its own.  [R, P]"""
-    away: Floats = table - table.mean(0)
-    unit = matrix([found.get("unit") or []])
-    size = np.abs(away).max(0) if unit is None or unit.shape[1] != table.shape[1] else unit[0]
-    return away / np.where(size > 0, size, 1.0)
+def _vector(values: Any, length: int) -> Floats | None:
+    """Read so many numbers from JSON; None when any is missing."""
+    found = matrix([values or []])
+    return None if found is None or found.shape[1] != length else found[0]
+
+
+def _sizes(values: Floats) -> Floats:
+    """What parameters are measured by: a size of zero counts as one."""
+    return np.where(values > 0, values, 1.0)
 
 
 def _reading(run: Run, found: dict[str, Any], shown: int) -> str:
@@ -186,4 +195,4 @@ def _reading(run: Run, found: dict[str, Any], shown: int) -> str:
     else:
         text = f"Means at the centre, in the units of the data{few}."
         text += " Spread: standard deviation within a component." if found.get("deviation") else ""
-    return f"{text} Blue: above the mean of the components; orange: below."
+    return f"{text} Blue: above the mean of the components; orange: below." if len(found["centre"]) > 1 else text

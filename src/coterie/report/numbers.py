@@ -15,6 +15,7 @@ __all__ = [
     "human_seconds",
     "log_ticks",
     "nice_ticks",
+    "percent",
     "percent_ticks",
     "plain_ticks",
 ]
@@ -63,6 +64,13 @@ def fixed(value: float | None, decimals: int = 3) -> str:
     # Adding zero turns -0.0 into 0.0.
     text = f"{value:.3g}" if abs(value) >= 1e7 else f"{round(value, decimals) + 0.0:.{decimals}f}"
     return text.replace("-", _MINUS, 1) if text.startswith("-") else text
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """Write a share between 0 and 1 in percent."""
+    if share is None or math.isnan(share):
+        return NONE
+    return f"{fixed(100 * share, decimals)}{_SPACE}%"
 
 
 def count(value: float | None) -> str:

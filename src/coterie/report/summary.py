@@ -115,6 +115,9 @@ def comparison(run: Run) -> Comparison | None:
     }
     if not columns:
         return None
+    good = _without_outliers(run, methods)
+    if good is not None:
+        columns["held-out rows, no outliers"] = good
     texts = {name: run.metric.texts(values) for name, values in columns.items()}
     pick = np.nanmax if run.metric.higher else np.nanmin
     rivals = {name: values for name, values in columns.items() if np.isfinite(values).sum() > 1}
@@ -131,6 +134,21 @@ def comparison(run: Run) -> Comparison | None:
         cells = [(column[i], column[i] == best.get(name)) for name, column in texts.items()]
         rows.append((_label(entry), i == own, cells))
     return Comparison(list(texts), rows, columns, own)
+
+
+def _without_outliers(run: Run, methods: list[Mapping[str, Any]]) -> list[float] | None:
+    """Score the methods on the held-out rows of clients that are no outliers; None when everybody is none."""
+    rows, outlier = run.client_column("rows_test"), run.clients.get("outlier") or []
+    if rows is None or True not in outlier:
+        return None
+    scores = []
+    for entry in methods:
+        own = "metric" if entry.get("method") == run.info.get("method") else f"metric_{entry.get('method')}"
+        values = run.client_column(own)
+        values = np.full(len(rows), np.nan) if values is None else values
+        counts = (rows > 0) & np.isfinite(values) & [v is not True for v in outlier]
+        scores.append(float(np.average(values[counts], weights=rows[counts])) if counts.any() else float("nan"))
+    return scores if np.isfinite(scores).any() else None
 
 
 def facts(run: Run) -> list[Fact]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.report.frame import chip
-from coterie.report.numbers import NONE, count, decimals_for, fixed
+from coterie.report.numbers import NONE, count, decimals_for, fixed, percent
 from coterie.report.run_folder import Floats, Run
 
 __all__ = [
@@ -44,6 +44,7 @@ _TITLES = {
     "test_loss": "test loss",
     "train_log_likelihood": "train log-likelihood",
     "own": "own share",
+    "rmse": "RMSE",
 }
 _METRICS = ("metric", "metric_global", "metric_local")
 _FIRST = ("client", "label", "certain", "margin", "outlier_score", "outlier", "rows_train", "rows_test", *_METRICS)
@@ -135,7 +136,7 @@ def column_texts(run: Run, name: str, column: list[Any]) -> list[str]:
     if name in _METRICS:
         return run.metric.texts(column)
     if name in run.weight_columns:
-        return [NONE if v is None else f"{fixed(100 * v, 1)}\u00a0%" for v in column]
+        return [percent(v) for v in column]
     if all(v is None or isinstance(v, bool) for v in column):
         return [NONE if v is None else "yes" if v else "no" for v in column]
     if not _is_number(column):
