@@ -44,7 +44,8 @@ METHODS = (
 )  # fmt: skip
 
 _HELD_OUT = 0.2
-_ROUNDS, _TOL = 300, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
+_ERRORS = 2.0  # standard errors, of differences paired over clients, that a simpler candidate may be behind the best
+_ROUNDS, _TOL = 100, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
 
 class Drive(Protocol):
@@ -142,7 +143,7 @@ def fit_methods(
 ) -> dict[str, MixtureFit]:
     """Fit several methods in lockstep, from one start: "fedgrem" with C_lambda validated, "fedgrem-paper" with C = 2.
 
-    Parameters are those of `fit_mixture`; "fedgrem-paper" rejects nobody.
+    Parameters are those of `fit_mixture`; with "fedgrem-paper" clients do not begin together, and nobody is rejected.
     """
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
@@ -157,7 +158,7 @@ def fit_methods(
             )  # fmt: skip
             programs[name] = _fedgrem(how, n_components, choice.value)
         elif name == "fedgrem-paper":
-            programs[name] = _fedgrem(replace(how, reject=math.inf), n_components, 2.0)
+            programs[name] = _fedgrem(replace(how, reject=math.inf, options={"together": 0.0}), n_components, 2.0)
         else:
             programs[name] = _baseline(how, n_components, name)
     engine = InProcess(rows)
@@ -213,17 +214,18 @@ def choose_c_lambda(
     drive: Drive = in_process,
     **options: Any,
 ) -> Choice:
-    """Choose C_lambda by federated validation: the held-out log-likelihood per row, over clients that are no outliers.
+    """Choose C_lambda by federated validation: the largest whose held-out log-likelihood is as good as the best.
+
+    It may be worse by two standard errors, paired over clients that are no outliers: from few rows the likelihood hardly
+    tells, and where it does not, sharing errs less.
 
     Clients hold rows out and fit all candidates, in lockstep and from one start, on the others. Who is an outlier is judged
-    by the first candidate. Parameters are those of `fit_mixture`.
+    by most candidates. Parameters are those of `fit_mixture`.
     """
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
     rough = _How(family, seed, min(rounds, _ROUNDS), _TOL * tol, start, reject, drive, options)  # see `_ROUNDS`
     fits = _fedgrem_fits("choose C_lambda", part, rough, [(n_components, c) for c in candidates])
-    scores = _held_out(fits, held)  # [K, M]
-    totals = _per_row(scores, held)
-    return Choice(tuple(candidates), tuple(totals.tolist()), int(totals.argmax()))
+    return _simplest(tuple(candidates), [-c for c in candidates], fits, held)
 
 
 def choose_components(
@@ -243,31 +245,33 @@ def choose_components(
 ) -> Choice:
     """Choose the number of components, all candidates in lockstep.
 
-    By held-out log-likelihood it is the smallest within one standard error of the best, paired over clients that are no
+    By held-out log-likelihood it is the smallest within two standard errors of the best, paired over clients that are no
     outliers; by BIC, on all rows, the best (scores are then negative BICs). Other parameters are those of `fit_mixture`.
     """
     how = _How(family, seed, rounds, tol, start, reject, drive, options)
     settings = [(r, c_lambda) for r in candidates]
     values = tuple(float(r) for r in candidates)
     if by == "bic":
-        scores = [-bic(fit, rows) for fit in _fedgrem_fits("choose components", rows, how, settings)]
+        fits = _fedgrem_fits("choose components", rows, how, settings)
+        scores = [-bic(fit, rows, good=_good(fits, rows)) for fit in fits]
         return Choice(values, tuple(scores), scores.index(max(scores)))
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
-    each = _held_out(_fedgrem_fits("choose components", part, how, settings), held)  # [K, M]
-    totals = _per_row(each, held)
-    worse = each[int(totals.argmax())] - each  # [K, M]
-    error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5
-    within = worse.sum(1) <= error
-    return Choice(values, tuple(totals.tolist()), min(i for i in range(len(values)) if bool(within[i])))
+    return _simplest(values, values, _fedgrem_fits("choose components", part, how, settings), held)
 
 
-def _held_out(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
-    """Total held-out log-likelihood of every client that counts, under each fit.  [K, good clients]"""
-    n = torch.from_numpy(held.layout.counts).to(torch.float64)
-    good = (n > 0) & ~fits[0].outliers
-    return torch.stack([(log_likelihood(fit, held) * n)[good if bool(good.any()) else n >= 0] for fit in fits])
+def _simplest(values: tuple[float, ...], size: Sequence[float], fits: Sequence[MixtureFit], held: Ragged) -> Choice:
+    """Choose the candidate of the smallest size whose held-out likelihood is as good as the best, but for chance."""
+    n, good = torch.from_numpy(held.layout.counts), _good(fits, held)
+    each = torch.stack([(log_likelihood(fit, held) * n)[good] for fit in fits])  # [K, M] sums over rows
+    scores = each.sum(1) / n[good].sum().clamp(min=1)
+    worse = each[int(scores.argmax())] - each
+    error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5 if worse.shape[1] > 1 else worse.new_zeros(len(worse))
+    as_good = (worse.sum(1) <= _ERRORS * error).tolist()
+    return Choice(values, tuple(scores.tolist()), min((s, i) for i, s in enumerate(size) if as_good[i])[1])
 
 
-def _per_row(scores: Tensor, held: Ragged) -> Tensor:
-    """Sums over clients, on the scale of one row."""
-    return scores.sum(1) / max(held.layout.n_rows, 1)
+def _good(fits: Sequence[MixtureFit], rows: Ragged) -> Tensor:
+    """Clients with rows whom most fits do not call outliers: all candidates are judged by the same.  [M]"""
+    there = torch.from_numpy(rows.layout.counts > 0)
+    good = there & (torch.stack([fit.outliers for fit in fits]).double().mean(0) <= 0.5)
+    return good if bool(good.any()) else there

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.judging import judge_ask, responsibilities
-from coterie.algorithms.mixture_starts import outlier_scores
+from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.models.mixtures import Family, Gaussian
@@ -62,8 +62,8 @@ class MixtureFit:
     scale : Tensor
         [M | 1, ...] each client's own, or common.
     outlier_score : Tensor
-        [M] robust z of a client's mean distance from the centre: (d - median) / (1.4826 MAD). Who was never heard has -inf;
-        above `OUTLIER` one is called an outlier.
+        [M] robust z of a client's distance from the centre, the mean over its components by their shares: see
+        `coterie.algorithms.outliers`. Who was never heard has -inf; above `OUTLIER` one is called an outlier.
     freedom : Tensor
         [M, R] how much of a client's component is its own: 0 at the centre, 1 where nothing draws it there.
     """
@@ -94,7 +94,7 @@ def of_fedgrem(
     left, whole = (_lengths(family, v - state.centre, state.scale) for v in (theta, private["tilde"]))
     freedom = torch.where(private["begun"][:, None] & (whole > 0), left / whole.clamp(min=1e-300), 0.0)
     scores = torch.full((rows.n_clients,), -math.inf, dtype=torch.float64)
-    scores[: len(state.n)] = fedgrem.scores(state, family)
+    scores[: len(state.n)] = fedgrem.scores(state)
     return MixtureFit(
         name, family, state.centre, theta, private["weights"], state.scale[None], scores, freedom, state.round, c_lambda
     )
@@ -110,16 +110,19 @@ def of_baseline(name: str, family: Family, rows: Ragged, state: Any, private: Te
         theta, weights, scale = em.own_parameters(state, private, sharing)
     if name == "fedgmm" and isinstance(family, Gaussian):
         family = replace(family, covariance="full")
-    there = torch.from_numpy(rows.layout.counts > 0)
+    n = torch.from_numpy(rows.layout.counts)
+    there = n > 0
     centre = theta[there].median(0).values
     score = torch.full((rows.n_clients,), -math.inf, dtype=torch.float64)
-    score[there] = outlier_scores(_lengths(family, theta - centre, state.scale)[there].mean(1))
+    distance = (_lengths(family, theta - centre, state.scale) * weights)[there].sum(1)
+    score[there] = outlier_scores(distance, chance(n[there], *centre.shape))
     freedom = torch.full(weights.shape, float(name in ("local-em", "local-grem", "tgmm")), dtype=torch.float64)
     return MixtureFit(name, family, centre, theta, weights, scale, score, freedom, state.round)
 
 
 def _lengths(family: Family, difference: Tensor, scale: Tensor) -> Tensor:
-    return family.coordinates(difference, scale).norm(dim=-1)
+    length: Tensor = family.coordinates(difference, scale).norm(dim=-1)
+    return length
 
 
 def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
@@ -134,16 +137,17 @@ def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
 def log_likelihood(fit: MixtureFit, rows: Ragged) -> Tensor:
     """Mean log-likelihood of every client's rows, zero for who has none; the clients must be those of the fit.  [M]"""
     got = InProcess(rows).ask(judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
-    return got["likelihood"]
+    likelihood: Tensor = got["likelihood"]
+    return likelihood
 
 
-def bic(fit: MixtureFit, rows: Ragged) -> float:
-    """Bayesian information criterion over the clients that are no outliers; smaller is better.
+def bic(fit: MixtureFit, rows: Ragged, *, good: Tensor | None = None) -> float:
+    """Bayesian information criterion over the clients in `good`, or else those that are no outliers; smaller is better.
 
     A common component counts P parameters, and a client's own as many as it is free: see `MixtureFit.freedom`.
     """
     n = torch.from_numpy(rows.layout.counts).to(torch.float64)
-    good = (n > 0) & ~fit.outliers
+    good = (n > 0) & ~fit.outliers if good is None else good
     r, p = fit.centre.shape
     free = r * p + float(fit.freedom[good].sum()) * p + int(good.sum()) * (r - 1) + len(fit.scale) * fit.family.n_scale
     likelihood = float((log_likelihood(fit, rows) * n)[good].sum())

@@ -125,4 +125,5 @@ def _permuted(theta: Tensor, order: Tensor) -> Tensor:
 def _from_centre(theta: Tensor, order: Tensor) -> Tensor:
     """Distance of every client's components from the median.  [M, R]"""
     placed = _permuted(theta, order)
-    return (placed - placed.median(0).values).norm(dim=-1)
+    away: Tensor = (placed - placed.median(0).values).norm(dim=-1)
+    return away

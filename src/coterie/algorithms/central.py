@@ -63,7 +63,7 @@ def _reweighted(tilde: np.ndarray, rows: np.ndarray, lam: float, centre: np.ndar
         before, centre = centre, (weight[:, None] @ parts)[:, 0]
         if np.abs(centre - before).max() <= precision:
             break
-    return weight.T
+    return np.asarray(weight.T)
 
 
 def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor, at: Tensor | None = None) -> Tensor:
@@ -76,4 +76,5 @@ def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor, at: Tensor | None = Non
     """
     difference = tilde - centre
     length = (difference if at is None else at).norm(dim=-1, keepdim=True).clamp(min=1e-300, max=1e150)
-    return centre + difference * (1.0 - reach[..., None] / length).clamp(min=0.0)
+    left: Tensor = difference * (1.0 - reach[..., None] / length).clamp(min=0.0)
+    return centre + left

@@ -22,7 +22,7 @@ from coterie.algorithms.mixture_starts import MixtureStart, fresh_mixture
 from coterie.errors import ConfigError
 from coterie.models.families import Family, expect, shares
 from coterie.models.mixtures import Gaussian, Regression
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Fold, Replies, Save, Sum, Tensors, WeightedMean
 
 __all__ = ["State", "describe", "fedgmm", "joint_step", "marginal"]
 
@@ -131,7 +131,7 @@ def _ask(state: State, family: Regression, n_components: int, parts: int) -> Ask
         "family": family, "features": Gaussian(family.n_features, "full"), "theta": state.theta, "scale": state.scale,
         "parts": state.parts, "part_scale": state.part_scale,
     }  # fmt: skip
-    fold = {
+    fold: dict[str, Fold] = {
         "n": Sum(), "loss": WeightedMean("n"), "moments": Sum(), "scatter": Sum(), "part_moments": Sum(),
         "part_scatter": Sum(),
     }  # fmt: skip
@@ -155,7 +155,7 @@ def _updated(state: State, got: Replies, family: Regression) -> State:
 def marginal(private: Tensors) -> Tensor:
     """Proportions of the regressions, whatever the part.  [..., R]"""
     joint, weights = private["joint"], private["weights"]
-    summed = joint.unflatten(-1, (-1, weights.shape[-1])).sum(-2)
+    summed = joint.view(*joint.shape[:-1], -1, weights.shape[-1]).sum(-2)
     return torch.where(summed.sum(-1, keepdim=True) > 0, summed, weights)
 
 
@@ -177,7 +177,7 @@ def joint_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bl
     even = private["weights"].repeat(1, 1, parts.shape[2]) / parts.shape[2]
     joint = torch.where(begins, even, private["joint"])  # [S, C, Q R]
     gamma, likelihood = expect((where[..., None] + target[..., None, :]).flatten(3), joint, data)
-    both = gamma.unflatten(-1, (parts.shape[2], theta.shape[2]))
+    both = gamma.view(*gamma.shape[:-1], parts.shape[2], theta.shape[2])
     regression, part = both.sum(-2), both.sum(-1)
     new = torch.where((data.n > 0)[:, None], shares(gamma, data), joint)
     reply = {

@@ -11,8 +11,9 @@ Departures: the central update is solved until it converges (the authors' loop s
 differ; a step is never longer than C_eta of the best one along the gradient (the paper's C_eta / w0 diverges when a
 component grows); a scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients
 that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
-parameters); clients that were heard once take part in the central update with what they sent last; outliers may be left out
-of it.
+parameters); clients begin together and part as far as C lets them, since the optima that few rows lead to are often bad (the
+paper begins with lambda_0 = 1, and kappa = 0.1 forgets it at once); clients that were heard once take part in the central
+update with what they sent last; outliers may be left out of it.
 """
 
 import math
@@ -25,15 +26,18 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.central import central_update, central_weights, shrunk
-from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, outlier_scores
+from coterie.algorithms.mixture_starts import NEAR, MixtureStart, Started, aligned_start, fresh_mixture
+from coterie.algorithms.outliers import chance, outlier_scores, scored, usual
 from coterie.models.families import Family, expect, gradient_step, shares
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
 
-__all__ = ["State", "central_update", "distances", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
+__all__ = ["State", "central_update", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
-_NEAR = 3.0  # outlier score up to which a client's rows may shape the common scale
+_PARTING = 0.8  # what a round leaves of the penalty that clients begin with
+_STEADY = 0.01  # relative change of the penalty in a round below which estimates may count as settled
+_HUGE = 1e100  # squares of what is sent, summed up, still fit
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class State:
     centre: Tensor  # [R, P]
     tilde: Tensor  # [M, R, P] what each client sent last; M is 0 before the start
     n: Tensor  # [M] rows; 0 for who was never heard
+    away: Tensor  # [M] mean distance from the centre, as each client said last
     scale: Tensor  # [...] of the family
     mean_weights: Tensor  # [R] centre of the mixture proportions, for when they are drawn together
     lam: float = 1.0  # lambda_t
@@ -61,6 +66,7 @@ def fedgrem(
     c_lambda: float = 2.0,
     c_eta: float = 0.95,
     kappa: float = 0.1,
+    together: float = 8.0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     share_weights: float = 0.0,
     reject: float = math.inf,
@@ -84,6 +90,8 @@ def fedgrem(
         Step size times a component's first weight.
     kappa : float
         Of lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), lambda_0 = 1; with C = 0 all lambdas are 0.
+    together : float
+        Clients begin together: C of a further penalty, which shrinks by a fifth in every round; 0 is the paper's.
     start : MixtureStart
         Local EM and alignment.
     share_weights : float
@@ -103,17 +111,17 @@ def fedgrem(
         if not len(state.n):  # nobody was there at the start: try again
             state = yield from _begin(family, n_components, start, seed, state.round + 1)
             continue
-        lam = _next_lambda(state, family, c_lambda, kappa)
+        lam, pull = _next_lambda(state, family, c_lambda, kappa, together)
         got = yield Ask(
             gradient_em,
             {
                 "family": family, "centre": state.centre, "scale": state.scale, "mean_weights": state.mean_weights,
                 "lam": _number(state.pull), "share_weights": _number(share_weights), "c_eta": _number(c_eta),
-                "reach": _number(_reach(state, family)), "key": keys.key(seed, state.round, "fedgrem"),
-                "batch_size": batch_size, "clip": clip,
+                "usual": state.away.new_tensor(usual(state.away[state.n > 0])),
+                "key": keys.key(seed, state.round, "fedgrem"), "batch_size": batch_size, "clip": clip,
             },
             {
-                "estimate": Stack(), "n": Stack(), "scatter": Sum(), "within": Sum(), "shares": Sum(),
+                "estimate": Stack(), "n": Stack(), "away": Stack(), "scatter": Sum(), "within": Sum(), "shares": Sum(),
                 "loss": WeightedMean("n"),
             },
             fresh=fresh_mixture(n_components, family),
@@ -123,9 +131,10 @@ def fedgrem(
         if got is None or got.n == 0 or not bool((got["n"] > 0).any()):
             yield Save(state, {"events": ["nobody answered"]})
             continue
-        before, state = state, _updated(state, got, family, lam, reject)
+        before, state = state, _updated(state, got, family, lam, pull, reject)
         change = _change(before, state, family)
-        state = replace(state, settled=bool(tol) and change <= tol)
+        steady = math.isclose(before.pull, pull, rel_tol=_STEADY)  # what changes next round may well move again
+        state = replace(state, settled=bool(tol) and steady and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
 
@@ -139,66 +148,68 @@ def _begin(family: Family, n_components: int, start: MixtureStart, seed: int, ro
     found: Started | None = yield from aligned_start(family, n_components, start, seed)
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     zero = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
-    state = State(zero, zero[None][:0], torch.zeros(0, dtype=torch.int64), family.unit_scale(), equal, round=round_)
+    nobody = torch.zeros(0, dtype=torch.int64)
+    state = State(zero, zero[None][:0], nobody, nobody.double(), family.unit_scale(), equal, round=round_)
     if found is not None:
-        state = _remembered(state, found.ids, found.theta, found.n)
-        # a median: outliers do not matter yet
-        centre = state.tilde[state.n > 0].median(0).values
+        centre = found.theta[found.n > 0].median(0).values  # outliers do not matter yet
+        away = family.coordinates(found.theta - centre, found.scale).norm(dim=-1).mean(1)
+        state = _remembered(state, found.ids, found.theta, found.n, away)
         state = replace(state, centre=centre, scale=found.scale, mean_weights=found.weights)
     yield Save(state, {"events": [] if found is not None else ["nobody answered"]})
     return state
 
 
-def _next_lambda(state: State, family: Family, c_lambda: float, kappa: float) -> float:
-    """lambda_t = kappa lambda_(t-1) + C sqrt(P + log M)."""
+def _next_lambda(state: State, family: Family, c_lambda: float, kappa: float, together: float) -> tuple[float, float]:
+    """lambda_t = kappa lambda_(t-1) + C sqrt(P + log M); and with what draws clients together at first."""
     if c_lambda == 0:
-        return 0.0
-    clients = max(int((state.n > 0).sum()), 1)
-    return kappa * state.lam + c_lambda * math.sqrt(family.n_parameters + math.log(clients))
+        return 0.0, 0.0
+    root = math.sqrt(family.n_parameters + math.log(max(int((state.n > 0).sum()), 1)))
+    lam = kappa * state.lam + c_lambda * root
+    return lam, lam + together * _PARTING**state.round * root
 
 
-def _remembered(state: State, ids: Tensor, tilde: Tensor, n: Tensor) -> State:
+def _remembered(state: State, ids: Tensor, tilde: Tensor, n: Tensor, away: Tensor) -> State:
     """Keep what clients sent. Who has not been heard of has no rows, and neither has who sent what is no number."""
-    if not bool(tilde.isfinite().all()):
-        finite = tilde.flatten(1).isfinite().all(1)
-        tilde, n = torch.where(finite[:, None, None], tilde, 0.0), torch.where(finite, n, 0)
+    if not bool((tilde.abs() <= _HUGE).all()):
+        known = ~tilde.flatten(1).isnan().any(1)
+        tilde, n = torch.where(known[:, None, None], tilde.clamp(-_HUGE, _HUGE), 0.0), torch.where(known, n, 0)
     size = max(len(state.n), int(ids[-1]) + 1)
     if len(ids) < size:
-        kept, rows = state.tilde.new_zeros(size, *state.tilde.shape[1:]), torch.zeros(size, dtype=torch.int64)
-        kept[: len(state.n)], rows[: len(state.n)] = state.tilde, state.n
-        kept[ids], rows[ids] = tilde, n
-        tilde, n = kept, rows
-    return replace(state, tilde=tilde, n=n)
+        old = (state.tilde, state.n, state.away)
+        tilde, n, away = (_placed(o, v, ids, size) for o, v in zip(old, (tilde, n, away), strict=True))
+    return replace(state, tilde=tilde, n=n, away=away)
 
 
-def _updated(state: State, got: Replies, family: Family, lam: float, reject: float) -> State:
+def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
+    """Old values by client, with the new ones in their places.  [M, ...], [C, ...] -> [size, ...]"""
+    both = old.new_zeros(size, *old.shape[1:])
+    both[: len(old)], both[ids] = old, new
+    return both
+
+
+def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, reject: float) -> State:
     """The central update, and the common scale."""
-    state = _remembered(state, got.ids, got["estimate"], got["n"])
+    state = _remembered(state, got.ids, got["estimate"], got["n"], got["away"])
     part = state.n > 0
     if math.isfinite(reject):
-        part = part & (scores(state, family) <= reject)
-    if lam:
+        part = part & (scores(state) <= reject)
+    if pull:
         at = family.coordinates(state.tilde[part], state.scale)
-        weight = central_weights(at, state.n[part], lam, family.coordinates(state.centre, state.scale))  # [M, R]
+        weight = central_weights(at, state.n[part], pull, family.coordinates(state.centre, state.scale))  # [M, R]
         centre = (weight[..., None] * state.tilde[part]).sum(0)
     else:  # nobody is drawn to it, and any will do
         centre = state.tilde[part].median(0).values
     within = got["within"]
     scale = family.scale_of(got["scatter"], within) if float(within) > 0 else state.scale
     mean_weights = got["shares"] / got["shares"].sum().clamp(min=1e-300)
-    return replace(state, centre=centre, lam=lam, pull=lam, scale=scale, mean_weights=mean_weights)
+    return replace(state, centre=centre, lam=lam, pull=pull, scale=scale, mean_weights=mean_weights)
 
 
-def distances(state: State, family: Family) -> Tensor:
-    """How far every client's components are from the centre, in units of the scale.  [M, R]"""
-    return family.coordinates(state.tilde - state.centre, state.scale).norm(dim=-1)
-
-
-def scores(state: State, family: Family) -> Tensor:
+def scores(state: State) -> Tensor:
     """Outlier score of every client: robust z of its mean distance from the centre.  [M]; -inf for who was never heard"""
     there = state.n > 0
     out = torch.full(there.shape, -math.inf, dtype=torch.float64)
-    out[there] = outlier_scores(distances(state, family)[there].mean(1))
+    out[there] = outlier_scores(state.away[there], chance(state.n[there], *state.centre.shape))
     return out
 
 
@@ -213,15 +224,6 @@ def _estimate(family: Family, private: Tensors, centre: Tensor, scale: Tensor, r
     at = family.coordinates(private["tilde"] - centre, scale) if family.has_scale else None
     theta = shrunk(private["tilde"], centre, reach.expand(private["weights"].shape), at)
     return torch.where(private["begun"][..., None, None], theta, centre)
-
-
-def _reach(state: State, family: Family) -> float:
-    """How far a client's estimates may be, on average, to count for the scale."""
-    if not family.has_scale:
-        return math.inf
-    distance = distances(state, family)[state.n > 0].mean(1)
-    middle = distance.median()
-    return float(middle + _NEAR * 1.4826 * (distance - middle).abs().median())
 
 
 def _change(before: State, after: State, family: Family) -> float:
@@ -254,12 +256,16 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
     tilde = gradient_step(
         family, theta, gamma, data, first=private["first_weights"], c_eta=shared["c_eta"], clip=shared["clip"]
     )
-    away = family.coordinates(private["tilde"] - centre, scale).norm(dim=-1).mean(-1)  # [S, C]
-    near = (away <= shared["reach"][:, None]) & private["begun"] & present
+    # a component without rows says nothing, so that distances count by their shares
+    away = (family.coordinates(tilde - centre, scale).norm(dim=-1).clamp(max=1e150) * new).sum(-1)  # [S, C]
+    middle, spread = shared["usual"][:, :1], shared["usual"][:, 1:]
+    score = scored(away, middle, torch.maximum(spread, chance(n, *centre.shape[2:])))
+    near = (score <= NEAR) & private["begun"] & present
     scatter = family.scatter(theta, gamma, data)
     reply = {
         "estimate": tilde,
         "n": n[None],
+        "away": away,
         "scatter": torch.where(near.view(*near.shape, *(1,) * (scatter.dim() - 2)), scatter, 0.0),
         "within": (near * data.n).to(torch.float64),
         "shares": new * present[:, None],

@@ -20,17 +20,19 @@ from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.algorithms.alignment import align
+from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.local.k_means import k_means
 from coterie.models.families import Family, expect, shares
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
-__all__ = ["MixtureStart", "Started", "aligned_start", "fit_locally", "fresh_mixture", "outlier_scores", "renumber"]
+__all__ = ["NEAR", "MixtureStart", "Started", "aligned_start", "fit_locally", "fresh_mixture", "renumber"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
 _ATTEMPTS = 2  # fits of a mixture whose scale is estimated: each in the metric that came of the one before
+_TIE = 1e-9  # likelihoods, relative, that are the same: rounding must not decide
 _COLD = 0.05  # densities begin with this power, and have their own from halfway on
-_NEAR = 3.0  # outlier score up to which a client's rows may shape the common scale
+NEAR = 3.0  # outlier score up to which a client's rows may shape the common scale
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,6 @@ def fresh_mixture(n_components: int, family: Family) -> Tensors:
     return {"tilde": theta, "weights": equal, "first_weights": equal, "begun": torch.tensor(False)}
 
 
-def outlier_scores(distance: Tensor) -> Tensor:
-    """Robust z: (d - median) / (1.4826 times the median absolute deviation).  [M] -> [M]
-
-    Of normal distances about one in a thousand has more than 3; one that is infinite has an infinite score.
-    """
-    if not len(distance):
-        return distance
-    away = distance - distance.median()
-    spread = 1.4826 * away.abs().median()
-    return torch.where(away == 0, 0.0, away / spread.clamp(min=1e-300)).nan_to_num(nan=torch.inf)
-
-
 def aligned_start(family: Family, n_components: int, start: MixtureStart, seed: int) -> Run:
     """Let clients fit alone, and number their components alike.  -> Started, or None if nobody answered"""
     fresh = fresh_mixture(n_components, family)
@@ -114,8 +104,10 @@ def _numbered(family: Family, start: MixtureStart, seed: int, got: Replies, scal
     at = family.coordinates(got["theta"], scale)
     order[there] = align(at[there], seed, orders=start.orders)
     at = torch.take_along_dim(at, order[..., None], 1)
+    away = (at[there] - at[there].median(0).values).norm(dim=-1).mean(1)
+    noise = chance(got["n"][there], *at.shape[1:]) * (not rough)  # in units of the scale
     near = there.clone()
-    near[there] = outlier_scores((at[there] - at[there].median(0).values).norm(dim=-1).mean(1)) <= _NEAR
+    near[there] = outlier_scores(away, noise) <= NEAR
     sums = yield Ask(
         renumber,
         {"family": family, "scale": scale, "rough": rough},
@@ -160,10 +152,13 @@ def _best_start(shared: dict[str, Any], key: Tensor, scale: Tensor, data: Block)
     if not family.anneals:
         rows = family.coordinates(data.x, scale).expand(len(key), *data.x.shape)
         member = torch.stack([k_means(x, data, r, own, steps) for x, own in zip(rows, draws, strict=True)])
-        return family.maximise(family.draw(r, scale, data, draws[:, 0]), member, data)  # an empty one is at a row
+        found: Tensor = family.maximise(family.draw(r, scale, data, draws[:, 0]), member, data)
+        return found  # an empty component is at a row
     many = scale.repeat_interleave(starts, 0)  # [S B, 1, ...]
     theta, merit = _anneal(family, family.draw(r, many, data, draws.flatten(0, 1)), many, data, steps)
-    best = merit.view(-1, starts, len(data.n)).argmax(1)  # [S, C]
+    merit = merit.view(-1, starts, len(data.n))
+    top = merit.amax(1, keepdim=True)
+    best = (merit >= top - _TIE * (1 + top.abs())).to(torch.int8).argmax(1)  # [S, C] the first of those
     pick = best + starts * torch.arange(len(best))[:, None]
     return theta[pick, torch.arange(len(data.n))[None]]
 

@@ -12,6 +12,7 @@ from coterie.protocol import Block
 
 __all__ = ["k_means"]
 
+_TIE = 1e-9  # costs, relative, that are the same: rounding must not decide
 _FAR = 1e140  # where squares, summed over rows, still fit
 
 
@@ -42,7 +43,7 @@ def k_means(x: Tensor, data: Block, n_clusters: int, key: Tensor, steps: int) ->
     real = data.real.to(x.dtype)
     for own in key:
         member, cost = _lloyd(x, real, _seeds(x, real, n_clusters, own), steps)
-        better = cost < least
+        better = cost < (1 - _TIE) * least
         best, least = torch.where(better[:, None, None], member, best), torch.where(better, cost, least)
     return best
 
@@ -66,11 +67,11 @@ def _seeds(x: Tensor, real: Tensor, n_clusters: int, key: Tensor) -> Tensor:
 def _lloyd(x: Tensor, real: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Assign rows and average until nothing changes.  -> [C, N, K], sum of squares [C]"""
     member = x.new_zeros(*x.shape[:2], centres.shape[1])
-    label = None
+    label = torch.full(x.shape[:2], -1)
     for _ in range(steps + 1):
         halves = centres.square().sum(-1)[:, None] / 2
         before, label = label, torch.baddbmm(halves, x, centres.transpose(1, 2), alpha=-1).argmin(-1)
-        if before is not None and torch.equal(label, before):
+        if torch.equal(label, before):
             break
         member.zero_().scatter_(2, label[..., None], real[..., None])
         count = member.sum(1)[..., None]

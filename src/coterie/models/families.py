@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie import keys
 from coterie.protocol import Block
 
-__all__ = ["Custom", "Family", "drawn_row", "drawn_rows", "expect", "gradient_step", "shares"]
+__all__ = ["Custom", "Family", "drawn_row", "drawn_rows", "expect", "gradient_step", "products", "shares", "sums"]
 
 _TINY = 1e-12  # weight that a component keeps at least, so that its logarithm exists
 _LOWEST = -1e300  # log density of a row that is infinitely far from everything
@@ -107,6 +107,19 @@ def expect(log_density: Tensor, weights: Tensor, data: Block) -> tuple[Tensor, T
     likelihood = torch.einsum("scn,cn->sc", (top + total.log())[..., 0], data.weights)
     gamma.div_(total)
     return (gamma if data.mask is None else gamma.mul_(data.real[..., None])), likelihood
+
+
+def products(x: Tensor, theta: Tensor) -> Tensor:
+    """Every row times every component.  [C, N, P], [S, C | 1, R, P] -> [S, C, N, R]
+
+    By einsum, which multiplies a client's rows once for all runs; matmul copies them for each.
+    """
+    return torch.einsum("cnp,scrp->scnr", x, theta.expand(-1, len(x), -1, -1))
+
+
+def sums(gamma: Tensor, x: Tensor) -> Tensor:
+    """Sum of rows by responsibility.  [S, C, N, R], [C, N, Q] -> [S, C, R, Q]"""
+    return torch.einsum("scnr,cnq->scrq", gamma, x)
 
 
 def shares(gamma: Tensor, data: Block) -> Tensor:

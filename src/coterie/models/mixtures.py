@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.models.families import Custom, Family, drawn_rows, expect, shares
+from coterie.models.families import Custom, Family, drawn_rows, expect, products, shares, sums
 from coterie.protocol import Block
 
 __all__ = ["Custom", "Family", "Gaussian", "Regression", "expect", "shares"]
@@ -17,6 +17,7 @@ __all__ = ["Custom", "Family", "Gaussian", "Regression", "expect", "shares"]
 _TINY = 1e-12
 _FEW = 1e-8  # rows below which a component counts as empty
 _FLOOR = 1e-6  # smallest variance, relative to the mean one
+_HUGE = 1e50  # features and targets beyond are taken as this: products of a few still fit
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,16 @@ class Gaussian:
 
     def log_density(self, theta: Tensor, scale: Tensor, data: Block) -> Tensor:
         """-1/2 |W^T (x - theta)|^2 + log |W| - D/2 log 2 pi.  [S, C, N, R]"""
-        x, mean = self._white(data.x, scale), theta
+        mean = theta
         constant = torch.full(scale.shape[:2], -0.5 * self.n_features * math.log(2 * math.pi), dtype=theta.dtype)
         if self.has_scale:
             mean = theta @ scale
             constant = constant + torch.linalg.slogdet(scale).logabsdet
-        squared = torch.matmul(x, mean.transpose(-1, -2)).mul_(-2)
-        squared += x.square().sum(-1)[..., None]
+            squared = products(data.x, mean @ scale.transpose(-1, -2)).mul_(-2)
+            squared += torch.matmul(data.x, scale).square().sum(-1)[..., None]
+        else:
+            squared = products(data.x, mean).mul_(-2)
+            squared += data.once("squared lengths", lambda: data.x.square().sum(-1))[..., None]
         squared += mean.square().sum(-1)[:, :, None]
         return squared.clamp_(min=0).mul_(-0.5).add_(constant[:, :, None, None])
 
@@ -88,7 +92,7 @@ class Gaussian:
 
     def moments(self, gamma: Tensor, data: Block) -> Tensor:
         """Sum_i gamma_ir (x_i, 1).  [S, C, R, D + 1]"""
-        return torch.cat([gamma.transpose(2, 3) @ data.x, gamma.sum(2)[..., None]], -1)
+        return torch.cat([sums(gamma, data.x), gamma.sum(2)[..., None]], -1)
 
     def solved(self, moments: Tensor, theta: Tensor) -> Tensor:
         """Weighted means."""
@@ -103,9 +107,9 @@ class Gaussian:
         """Sum_ir gamma_ir (x_i - theta_r)(x_i - theta_r)^T.  [S, C, D, D]; nothing when the covariance is known."""
         if not self.has_scale:
             return gamma.new_zeros(gamma.shape[:2])
-        sums = gamma.transpose(2, 3) @ data.x  # [S, C, R, D]
-        cross = sums.transpose(2, 3) @ theta
-        outer = torch.bmm(data.x.transpose(1, 2), data.x)  # every row counts once: gamma sums to one
+        cross = sums(gamma, data.x).transpose(2, 3) @ theta
+        # every row counts once, since gamma sums to one
+        outer = data.once("outer products", lambda: torch.bmm(data.x.transpose(1, 2), data.x))
         squares = (theta * gamma.sum(2)[..., None]).transpose(2, 3) @ theta
         return outer - cross - cross.transpose(2, 3) + squares
 
@@ -120,11 +124,8 @@ class Gaussian:
         if self.covariance == "diagonal":
             return torch.diag_embed((variances.clamp(min=0) + floor).rsqrt())
         values, vectors = torch.linalg.eigh(sigma)
-        return vectors * (values.clamp(min=0) + floor).rsqrt()[..., None, :]
-
-    def _white(self, x: Tensor, scale: Tensor) -> Tensor:
-        """Rows in the metric of the covariance.  [C, N, D] -> [S | 1, C, N, D]"""
-        return torch.matmul(x, scale) if self.has_scale else x[None]
+        scale: Tensor = vectors * (values.clamp(min=0) + floor).rsqrt()[..., None, :]
+        return scale
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,8 @@ class Regression:
         u = keys.uniform(key, 2 * n_components * self.n_parameters).view(*key.shape, 2, n_components, -1)
         normal = (-2 * (1 - u[:, :, 0]).log()).sqrt() * (2 * math.pi * u[:, :, 1]).cos()  # Box and Muller
         x = self._features(data)
-        size = torch.einsum("cn,cn->c", data.target.square(), data.weights).clamp(max=1e300)
-        power = torch.einsum("cnp,cn->c", x.square(), data.weights).clamp(min=_TINY, max=1e300)
+        size = torch.einsum("cn,cn->c", self._target(data).square(), data.weights)
+        power = torch.einsum("cnp,cn->c", x.square(), data.weights).clamp(min=_TINY)
         return normal * (size / power).sqrt()[:, None, None]
 
     def log_density(self, theta: Tensor, scale: Tensor, data: Block) -> Tensor:
@@ -192,12 +193,12 @@ class Regression:
         if math.isfinite(clip):
             length = residual.abs() * x.norm(dim=-1)[..., None]
             residual = residual * (clip / length.clamp(min=_TINY)).clamp(max=1.0)
-        return (gamma * residual * data.weights[..., None]).transpose(2, 3) @ x
+        return sums(gamma * residual * data.weights[..., None], x)
 
     def curvature(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """(1/n) sum_i gamma_ir <x_i, g>^2 / |g|^2 for the direction g; a component's share where there is none."""
         unit = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-300)
-        along = torch.matmul(self._features(data), unit.transpose(-1, -2)).square()  # [S, C, N, R]
+        along = products(self._features(data), unit).square()  # [S, C, N, R]
         bend = torch.einsum("scnr,scnr,cn->scr", gamma, along, data.weights)
         return torch.where(bend.isfinite() & (bend > 0), bend, shares(gamma, data))
 
@@ -207,10 +208,13 @@ class Regression:
 
     def moments(self, gamma: Tensor, data: Block) -> Tensor:
         """Sum_i gamma_ir (x_i x_i^T, x_i y_i).  [S, C, R, P P + P]"""
-        x = self._features(data)
-        outer = (x[..., None] * x[..., None, :]).flatten(2)  # [C, N, P P]
-        rows = torch.cat([outer, x * data.target[..., None]], -1)
-        return gamma.transpose(2, 3) @ rows
+
+        def made() -> Tensor:
+            x = self._features(data)
+            outer = (x[..., None] * x[..., None, :]).flatten(2)  # [C, N, P P]
+            return torch.cat([outer, x * self._target(data)[..., None]], -1)
+
+        return sums(gamma, data.once(("regression products", self.intercept), made))
 
     def solved(self, moments: Tensor, theta: Tensor) -> Tensor:
         """Weighted least squares, with a trace of ridge towards theta for components with few rows."""
@@ -243,11 +247,21 @@ class Regression:
     def _systems(self, moments: Tensor) -> tuple[Tensor, Tensor]:
         """Products of features with each other and with the target.  [..., Q] -> [..., P, P], [..., P]"""
         p = self.n_parameters
-        return moments[..., : p * p].unflatten(-1, (p, p)), moments[..., p * p :]
+        return moments[..., : p * p].reshape(*moments.shape[:-1], p, p), moments[..., p * p :]
 
     def _features(self, data: Block) -> Tensor:
-        return torch.cat([data.x, data.real[..., None].to(data.x.dtype)], -1) if self.intercept else data.x
+        """[C, N, P]"""
+
+        def made() -> Tensor:
+            x = data.x.clamp(-_HUGE, _HUGE)
+            return torch.cat([x, data.real[..., None].to(x.dtype)], -1) if self.intercept else x
+
+        return data.once(("regression features", self.intercept), made)
+
+    def _target(self, data: Block) -> Tensor:
+        """[C, N]"""
+        return data.once("regression target", lambda: data.target.clamp(-_HUGE, _HUGE))
 
     def _residuals(self, theta: Tensor, data: Block) -> Tensor:
         """[S, C, N, R]"""
-        return data.target[..., None] - torch.matmul(self._features(data), theta.transpose(-1, -2))
+        return self._target(data)[..., None] - products(self._features(data), theta)
