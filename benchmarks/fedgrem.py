@@ -42,7 +42,7 @@ def _rows() -> tuple[str, Ragged]:
 def _program(family: Gaussian, rounds: int) -> Program:
     return partial(
         fedgrem, family=family, n_components=COMPONENTS, rounds=rounds, seed=0, c_lambda=C_LAMBDA, c_eta=C_ETA,
-        kappa=KAPPA,
+        kappa=KAPPA, together=0.0,
     )  # fmt: skip
 
 

@@ -327,9 +327,7 @@ def test_privacy_page_has_the_sizes_of_the_starts() -> None:
     [(Gaussian(3), 3, 1, 4), (Gaussian(3, "full"), 3, 9, 4), (Regression(3, variance="estimated"), 3, 1, 12)],
     ids=["unit", "full", "regression"],
 )
-def test_privacy_page_has_the_sizes_of_mixtures(
-    family: Family, parameters: int, of_scale: int, of_m_step: int
-) -> None:
+def test_privacy_page_has_the_sizes_of_mixtures(family: Family, parameters: int, of_scale: int, of_m_step: int) -> None:
     r, p, v, q, d = 2, parameters, of_scale, of_m_step, 3
     how: dict[str, Any] = {"family": family, "n_components": r, "seed": 0}
     start = (1 + family.has_scale) * (8 * r * p + 8 + 8 * v + 8 + 8 * r)
