@@ -193,6 +193,11 @@ def check_fit(
     clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, start: Tensor | None = None
 ) -> None:
     """Refuse what cannot work, before anything is written."""
+    if options.mixture.n_components is not None:
+        raise ConfigError(
+            f"mixture.n_components is set, and {options.method} has no components",
+            "use --method mixture; groups of clients are counted by --clusters",
+        )
     if clients.schema.task == "none":
         raise DataError(f"{options.method} needs a target to learn", "name its column with --target, or pass y")
     model = model_for(clients, options, module)

@@ -135,8 +135,8 @@ class Mixtures:
 
     def log_likelihood(self, rows: Ragged) -> Tensor:
         """Mean log-likelihood of every client's scaled rows, in the units that they had; zero for who has none.  [M]"""
-        there = torch.from_numpy(rows.layout.counts > 0)
-        return log_likelihood(self.of(rows.names), rows) - self.shift * there
+        found = log_likelihood(self.of(rows.names), rows)
+        return torch.where(torch.from_numpy(rows.layout.counts > 0), found - self.shift, found)
 
     def bic(self, rows: Ragged) -> float:
         """Bayesian information criterion of scaled rows, in the units that they had: see `mixture_results.bic`."""

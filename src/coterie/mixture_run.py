@@ -40,6 +40,7 @@ _FOREIGN = {
     "moments": set(),
 }  # and what is not
 _PENALTY = 2.0  # C_lambda while components are counted; the paper's
+_COUNTING = 300  # rounds at most while components are counted, from a quarter of the starts: differences are large
 _NAMED = 5  # outliers that a warning names
 
 
@@ -175,8 +176,11 @@ def _counted(drive: _Driven, made: _Prepared, options: FitOptions) -> tuple[int,
         return m.n_components, None
     penalty = _PENALTY if m.c_lambda is None else _number(m.c_lambda)
     candidates = range(1, min(m.max_components, made.rows.layout.n_rows) + 1)
+    rough = _how(options) | {
+        "rounds": min(m.rounds, _COUNTING), "start": MixtureStart(-(-m.restarts // 4), m.iterations), "tol": 10 * m.tol,
+    }  # fmt: skip
     choice = choose_components(
-        made.rows, made.family, candidates, by=m.choose_by, c_lambda=penalty, **_how(options), drive=drive
+        made.rows, made.family, candidates, by=m.choose_by, c_lambda=penalty, **rough, drive=drive
     )
     return int(choice.value), choice
 
@@ -300,7 +304,7 @@ def _check_foreign(options: FitOptions) -> None:
                 similar = {"n_clusters": "n_components", "n_init": "restarts"}.get(name, name)
                 known = similar in MixtureOptions.model_fields
                 raise ConfigError(
-                    f"{group}.{name} is of other methods than mixture",
+                    f"{group}.{name} is set, and a mixture has no use for it",
                     f"did you mean mixture.{similar}?" if known else "leave it out",
                 )
 
@@ -317,8 +321,8 @@ def _warnings(fitted: FittedMixture) -> list[str]:
     if len(far):
         names = [f"'{name}'" for name in fitted.mixtures.names[far.numpy()][:_NAMED].tolist()]
         more = ", ..." if len(far) > _NAMED else ""
-        are = "clients are outliers" if len(far) > 1 else "client is an outlier"
-        out.append(f"{len(far)} of {len(fit.weights)} {are}: {', '.join(names)}{more}")
+        are = "are outliers" if len(far) > 1 else "is an outlier"
+        out.append(f"{len(far)} of {len(fit.weights)} clients {are}: {', '.join(names)}{more}")
     empty = int((fitted.mixtures.mean_weights < 1e-6).sum())
     if empty:
         out.append(f"{empty} of {len(fit.centre)} components ended empty: ask for fewer")
