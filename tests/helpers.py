@@ -25,7 +25,7 @@ from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
 from coterie.models import Dense, linear_regression, softmax_regression
-from coterie.models.mixtures import Family, Gaussian, Regression
+from coterie.models.mixtures import Custom, Family, Gaussian, Regression
 from coterie.protocol import Algorithm, Ask, Block
 
 Program = Callable[[Any], Algorithm]
@@ -307,6 +307,7 @@ def one_shot_case(name: str, model: Dense = LINE, **options: Any) -> Case:
 
 
 SINGULAR = 1e4  # see Case.rounding
+LAPLACE = Custom(lambda x, y, theta: -(x - theta).abs().sum(), 3, lambda x, u: x + u, steps=2)
 MIXTURE: dict[str, Any] = {"n_components": 2, "rounds": 4, "start": MixtureStart(restarts=2, iterations=4)}
 
 
@@ -329,11 +330,13 @@ def em_case(name: str, family: Family, **options: Any) -> Case:
     return Case(name, program, plain_em.State, lots=True, weight="own", model=trained, rounding=rounding)
 
 
-def fedgmm_case(name: str) -> Case:
+def fedgmm_case(name: str, family: Family) -> Case:
     def program(seed: int) -> Program:
-        return lambda state: joint.fedgmm(state, family=Regression(3), seed=seed, **MIXTURE)
+        return lambda state: joint.fedgmm(state, family=family, seed=seed, **MIXTURE)
 
-    return Case(name, program, joint.State, lots=True, weight="own", rounding=SINGULAR)
+    if isinstance(family, Regression):
+        return Case(name, program, joint.State, lots=True, weight="own", rounding=SINGULAR)
+    return Case(name, program, plain_em.State, lots=True, weight="own")
 
 
 FAR = Start("warm", theta=torch.cat([warm(LINE).theta, torch.full((1, 4), 1e3, dtype=torch.float64)]))  # type: ignore[list-item]
@@ -378,6 +381,7 @@ CASES: list[Case] = [
     fedgrem_case("fedgrem", Gaussian(3)),
     fedgrem_case("fedgrem-full", Gaussian(3, "full"), c_lambda=0.5, share_weights=0.3),
     fedgrem_case("fedgrem-minibatch", Gaussian(3), batch_size=3),
+    fedgrem_case("fedgrem-own-family", LAPLACE, clip=2.0, c_lambda=0.5),
     fedgrem_case("fedgrem-regression", Regression(3, intercept=True, variance="estimated"), reject=3.0),
     em_case("local-em", Gaussian(3, "full"), sharing="local"),
     em_case("local-grem", Gaussian(3), sharing="local", gradient=True),
@@ -385,5 +389,6 @@ CASES: list[Case] = [
     em_case("pooled-grem", Regression(3), sharing="pooled", gradient=True),
     em_case("fedem", Regression(3), sharing="fedem"),
     em_case("tgmm", Gaussian(3), sharing="tgmm"),
-    fedgmm_case("fedgmm"),
+    fedgmm_case("fedgmm", Regression(3)),
+    fedgmm_case("fedgmm-rows", Gaussian(3)),
 ]

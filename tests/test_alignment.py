@@ -12,15 +12,18 @@ def permuted(theta: Tensor, order: Tensor) -> Tensor:
     return torch.take_along_dim(theta, order[..., None], 1)
 
 
-def planted(clients: int, components: int, seed: int, *, outliers: int = 0) -> tuple[Tensor, Tensor]:
+def planted(
+    clients: int, components: int, seed: int, *, outliers: int = 0, noise: float = 0.3, colluding: bool = False
+) -> tuple[Tensor, Tensor]:
     """Noisy copies of one mixture, shuffled, the last clients' nonsense.  -> [M, R, P], true order up to a renaming"""
     draw = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(components, 4, generator=draw, dtype=torch.float64)
-    theta = centres + 0.3 * torch.randn(clients, components, 4, generator=draw, dtype=torch.float64)
+    theta = centres + noise * torch.randn(clients, components, 4, generator=draw, dtype=torch.float64)
     shuffle = torch.stack([torch.randperm(components, generator=draw) for _ in range(clients)])
     theta = permuted(theta, shuffle)
     if outliers:
-        theta[-outliers:] = 20 * torch.randn(outliers, components, 4, generator=draw, dtype=torch.float64) + 5
+        shape = (1 if colluding else outliers, components, 4)
+        theta[-outliers:] = 20 * torch.randn(shape, generator=draw, dtype=torch.float64) + 5
     return theta, shuffle.argsort(1)
 
 
@@ -41,11 +44,29 @@ def test_the_stepwise_search_is_as_good_as_exhaustive_search_just_beyond_tiny_pr
     assert score(permuted(theta, align(theta, 0))) == pytest.approx(score(permuted(theta, exhaustive(theta))))
 
 
+@pytest.mark.parametrize("colluding", [False, True], ids=["each for itself", "colluding"])
 @pytest.mark.parametrize("seed", range(3))
-def test_recovers_permutations_of_a_hundred_clients_with_twenty_outliers(seed: int) -> None:
-    theta, truth = planted(100, 10, seed, outliers=20)
+def test_recovers_permutations_of_a_hundred_clients_with_twenty_outliers(seed: int, colluding: bool) -> None:
+    theta, truth = planted(100, 10, seed, outliers=20, colluding=colluding)
     found, good = align(theta, seed)[:80], truth[:80]
     assert torch.equal(found, good[:, good[0].argsort()])  # the first client's components keep their numbers
+
+
+def test_recovers_most_permutations_of_noisy_clients_and_scores_no_worse_than_the_truth() -> None:
+    theta, truth = planted(100, 10, 0, noise=1.0)  # centres are about 8 apart, and some by less than 4
+    found = align(theta, 0)
+    truth = truth[:, truth[0].argsort()]
+    assert float((found == truth).double().mean()) > 0.97
+    assert score(permuted(theta, found)) <= score(permuted(theta, truth))
+
+
+def test_what_is_found_does_not_depend_on_how_clients_number_their_components() -> None:
+    theta, _ = planted(40, 8, 3, outliers=8)
+    draw = torch.Generator().manual_seed(9)
+    other = torch.stack([torch.randperm(8, generator=draw) for _ in range(40)])
+    other[0] = torch.arange(8)  # which names the components
+    found = permuted(permuted(theta, other), align(permuted(theta, other), 0))
+    torch.testing.assert_close(found[:32], permuted(theta, align(theta, 0))[:32])
 
 
 def test_huge_and_broken_parameters_do_not_disturb_the_others() -> None:

@@ -2,11 +2,13 @@
 """Fitting mixtures from rows: methods from one start, C_lambda and the number of components chosen on held-out rows."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from coterie import mixture_fit
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.mixtures import matched, planted_mixture
 from coterie.errors import ConfigError
@@ -57,7 +59,9 @@ def test_validation_shares_among_clients_alike_and_leaves_others_alone() -> None
     apart = choose_c_lambda(groups(8, apart=1.5), Gaussian(2), 3, **QUICK)
     assert alike.value >= 1.0
     assert apart.value <= 0.5
-    assert alike.scores[alike.best] == max(alike.scores)
+    assert {0.0, math.inf} <= set(alike.values)  # every client alone, and all with one mixture
+    assert apart.scores[apart.values.index(math.inf)] < apart.scores[0]
+    assert alike.scores[0] < alike.scores[alike.best] <= max(alike.scores)
 
 
 def test_validation_is_not_misled_by_an_outlier_client() -> None:
@@ -74,6 +78,59 @@ def test_validation_is_not_misled_by_an_outlier_client() -> None:
 def test_the_number_of_components_is_found(by: Any) -> None:
     found = choose_components(groups(8), Gaussian(2), [1, 2, 3, 4, 5], by=by, **QUICK)
     assert found.value == 3
+
+
+@pytest.mark.parametrize("by", ["held-out", "bic"])
+def test_outlier_clients_do_not_count_for_the_number_of_components(by: Any) -> None:
+    rows = groups(10)
+    draw = torch.Generator().manual_seed(5)
+    xs = [rows.client(k).x[0] for k in range(10)]
+    xs[8] = 20 * torch.randn(45, 2, generator=draw, dtype=torch.float64)
+    xs[9] = 40 + torch.randn(45, 2, generator=draw, dtype=torch.float64)
+    found = choose_components(ragged(xs, None), Gaussian(2), [2, 3, 4, 5], by=by, **QUICK)
+    assert found.value == 3
+
+
+def test_candidates_in_lockstep_equal_candidates_alone() -> None:
+    rows = groups(5, apart=0.5)
+    together = choose_c_lambda(rows, Gaussian(2), 3, candidates=(0.0, 0.7, math.inf), **QUICK)
+    alone = [choose_c_lambda(rows, Gaussian(2), 3, candidates=(c,), **QUICK).scores[0] for c in together.values]
+    assert together.scores == pytest.approx(alone, abs=1e-10)
+    several = choose_components(rows, Gaussian(2), (2, 3), **QUICK)
+    alone = [choose_components(rows, Gaussian(2), (r,), **QUICK).scores[0] for r in (2, 3)]
+    assert several.scores == pytest.approx(alone, abs=1e-10)
+
+
+def choice(each: list[list[float]], size: list[float], monkeypatch: pytest.MonkeyPatch) -> int:
+    """What is chosen of candidates with these held-out likelihoods, by client."""
+    rows = groups(len(each[0]))
+    fit = fit_mixture(rows, Gaussian(2), 3, c_lambda=1.0, rounds=1, start=START)
+    fits = [replace(fit, method=str(i)) for i in range(len(each))]
+    likely = torch.tensor(each, dtype=torch.float64)
+    monkeypatch.setattr(mixture_fit, "log_likelihood", lambda fit, rows: likely[int(fit.method)])
+    return mixture_fit._simplest(tuple(size), size, fits, rows).best
+
+
+def test_the_simplest_candidate_within_two_paired_standard_errors_of_the_best_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Differences 1, 2, 3, 2 have mean 2 and standard error 0.41; -1, 3, 0, 2 have mean 1 and standard error 0.91.
+    clear, unclear = [[0, 0, 0, 0], [1, 2, 3, 2]], [[0, 0, 0, 0], [-1, 3, 0, 2]]
+    assert choice(clear, [1, 2], monkeypatch) == 1
+    assert choice(unclear, [1, 2], monkeypatch) == 0
+    assert choice(unclear, [2, 1], monkeypatch) == 1
+    # All clients are 100 worse off than others, under both alike: pairs do not mind.
+    assert choice([[0, 100, 0, 100], [1, 102, 3, 102]], [1, 2], monkeypatch) == 1
+
+
+def test_methods_fitted_together_equal_methods_fitted_alone() -> None:
+    rows = groups(5, apart=0.5)
+    names = ["fedgrem-paper", "local-em", "fedem", "tgmm", "pooled-grem"]
+    together = fit_methods(rows, Gaussian(2), 3, names, **QUICK)
+    for name in names:
+        (alone,) = fit_methods(rows, Gaussian(2), 3, [name], **QUICK).values()
+        torch.testing.assert_close(together[name].theta, alone.theta)
+        assert together[name].rounds == alone.rounds
 
 
 def test_bic_counts_what_is_free() -> None:

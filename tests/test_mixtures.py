@@ -38,7 +38,7 @@ def gammas(data: Block, runs: int = 2) -> Tensor:
 
 def scale_of(family: Family) -> Tensor:
     """[2, 1, ...], of two runs."""
-    if isinstance(family, Regression):
+    if not isinstance(family, Gaussian):
         return torch.tensor([[1.0], [2.0]]).double() if family.has_scale else torch.ones(2, 1).double()
     if not family.has_scale:
         return torch.eye(3, dtype=torch.float64).expand(2, 1, 3, 3)
@@ -76,10 +76,11 @@ def test_regression_densities_equal_scipy(family: Regression) -> None:
         np.testing.assert_allclose(found[s, c, :, r].numpy(), law.logpdf(data.target[c].numpy()), rtol=1e-9)
 
 
-def test_responsibilities_sum_to_one_and_rows_far_away_keep_them_finite() -> None:
+@pytest.mark.parametrize("family", [*GAUSSIANS, *REGRESSIONS, NORMAL], ids=lambda f: "" if f is NORMAL else str(f))
+def test_responsibilities_sum_to_one_and_rows_far_away_keep_them_finite(family: Family) -> None:
     data = block()
     data.x[1, 0], data.x[1, 1], data.x[2, 0] = 1e6, 1e200, -1e200
-    family = Gaussian(3)
+    data.target[1, 2], data.target[2, 2] = 1e200, -1e6
     weights = torch.tensor([0.0, 0.2, 0.3, 0.5], dtype=torch.float64).expand(2, 3, 4)
     gamma, likelihood = expect(family.log_density(parameters(family), scale_of(family), data), weights, data)
     torch.testing.assert_close(gamma.sum(-1), data.real.double().expand(2, -1, -1))
@@ -152,6 +153,19 @@ def test_a_component_without_rows_keeps_its_parameters(family: Any) -> None:
     data, gamma, theta = block(), gammas(block()), parameters(family)
     gamma[..., 2] = 0
     torch.testing.assert_close(family.maximise(theta, gamma, data)[:, :, 2], theta[:, :, 2], atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", [Gaussian(3), NORMAL, Regression(3)], ids=lambda f: type(f).__name__)
+def test_clipping_shortens_every_row_alone(family: Family) -> None:
+    data, gamma, theta = block(), gammas(block()), parameters(family)
+    found = family.ascent(theta, gamma, data, 1.5)
+    for s, c, r in [(0, 0, 0), (1, 1, 2), (1, 2, 3)]:
+        n, want = int(data.n[c]), torch.zeros(3, dtype=torch.float64)
+        for i in range(n):
+            x, at = data.x[c, i], theta[s, c, r]
+            own = (data.target[c, i] - x @ at) * x if isinstance(family, Regression) else x - at
+            want += gamma[s, c, i, r] * own * min(1.0, 1.5 / float(own.norm())) / n
+        torch.testing.assert_close(found[s, c, r], want)
 
 
 def test_weighted_least_squares_equals_numpy() -> None:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.protocol import Block
+from coterie.protocol import Block, Tensors
 
 __all__ = ["Custom", "Family", "drawn_row", "drawn_rows", "expect", "gradient_step", "products", "shares", "sums"]
 
 _TINY = 1e-12  # weight that a component keeps at least, so that its logarithm exists
+_MEMORY = 0.98  # what a round leaves of the curvature that is remembered
 _LOWEST = -1e300  # log density of a row that is infinitely far from everything
 
 
@@ -128,24 +129,33 @@ def shares(gamma: Tensor, data: Block) -> Tensor:
 
 
 def gradient_step(
-    family: Family, theta: Tensor, gamma: Tensor, data: Block, *, first: Tensor, c_eta: Tensor, clip: float = math.inf
-) -> Tensor:
+    family: Family, theta: Tensor, gamma: Tensor, data: Block, private: Tensors, c_eta: Tensor, clip: float = math.inf
+) -> tuple[Tensor, Tensor]:
     """Step along the gradient: c_eta over a component's first weight, and never more than c_eta of the best step.
+
+    The best step changes with the direction. It is remembered, so that steps become steady: where estimates are drawn to a
+    centre after each, steps that alternate would go on for ever.
 
     Parameters
     ----------
     theta, gamma : Tensor
         [S, C, R, P], [S, C, N, R]
-    first : Tensor
-        [S, C, R] proportions at the start.
+    private : Tensors
+        first_weights [S, C, R], proportions at the start; bend [S, C, R], what was remembered.
     c_eta : Tensor
         [S]
     clip : float
         Largest length of one row's part.
+
+    Returns
+    -------
+    theta, bend : Tensor
+        [S, C, R, P], and what to remember [S, C, R].
     """
     slope = family.ascent(theta, gamma, data, clip)
-    bend = torch.maximum(first, family.curvature(slope, gamma, data)).clamp(min=1e-9)
-    return theta + (c_eta[:, None, None] / bend)[..., None] * slope
+    bend = torch.maximum(_MEMORY * private["bend"], family.curvature(slope, gamma, data))
+    length = c_eta[:, None, None] / torch.maximum(private["first_weights"], bend).clamp(min=1e-9)
+    return theta + length[..., None] * slope, bend
 
 
 def drawn_row(weight: Tensor, u: Tensor) -> Tensor:
@@ -206,27 +216,30 @@ class Custom:
 
     def log_density(self, theta: Tensor, scale: Tensor, data: Block) -> Tensor:
         """Every row of every client under every component of its own.  [S, C, N, R]"""
-        with_y = None if data.y is None else 0
-        components = torch.func.vmap(self.log_p, in_dims=(None, None, 0))
-        rows = torch.func.vmap(components, in_dims=(0, with_y, None))
-        clients = torch.func.vmap(rows, in_dims=(0, with_y, 0))
-        own = theta.expand(-1, len(data.n), -1, -1)
-        if not data.x.shape[1]:
-            return torch.zeros(*own.shape[:2], 0, own.shape[2], dtype=own.dtype)
-        return torch.stack([clients(data.x, data.y, each) for each in own])
+        return self._every(self.log_p, theta, data)
 
     def ascent(self, theta: Tensor, gamma: Tensor, data: Block, clip: float) -> Tensor:
-        """By autograd, gamma fixed; a row's gradient cannot be seen alone, so a client's is clipped."""
+        """By autograd, gamma fixed; every row alone where rows are clipped, which takes R P numbers for each."""
         weighted = gamma * data.weights[..., None]
+        if math.isfinite(clip):
+            each = self._every(torch.func.grad(self.log_p, 2), theta, data).nan_to_num(nan=0.0)  # [S, C, N, R, P]
+            short = (clip / each.norm(dim=-1).clamp(min=_TINY)).clamp(max=1.0)
+            return torch.einsum("scnr,scnrp->scrp", weighted * short, each)
 
         def objective(at: Tensor) -> Tensor:
             density = self.log_density(at, self.unit_scale(), data)
             return torch.where(weighted > 0, weighted * density, 0.0).sum()
 
         found: Tensor = torch.func.grad(objective)(theta).nan_to_num(nan=0.0)
-        if math.isfinite(clip):
-            found = found * (clip / found.norm(dim=-1, keepdim=True).clamp(min=_TINY)).clamp(max=1.0)
         return found
+
+    def _every(self, function: Callable[..., Tensor], theta: Tensor, data: Block) -> Tensor:
+        """A function of (x, y, theta), for every row and component of every client and run.  [S, C, N, R, ...]"""
+        with_y = None if data.y is None else 0
+        components = torch.func.vmap(function, in_dims=(None, None, 0))
+        rows = torch.func.vmap(components, in_dims=(0, with_y, None))
+        clients = torch.func.vmap(rows, in_dims=(0, with_y, 0))
+        return torch.stack([clients(data.x, data.y, each) for each in theta.expand(-1, len(data.n), -1, -1)])
 
     def curvature(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """Unknown, taken as a Gaussian's: choose parameters of unit size, or lower c_eta."""
