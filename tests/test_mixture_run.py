@@ -305,7 +305,7 @@ def test_classes_are_refused() -> None:
 )
 def test_options_of_other_methods_are_refused(word: str, hint: str) -> None:
     error = refusal(clusters(4).clients(), chosen(word))
-    assert error.message == f"{word.split('=')[0]} is set, and a mixture has no use for it"
+    assert error.message == f"{word.partition('=')[0]} is set, and a mixture has no use for it"
     assert error.hint == hint
 
 

@@ -186,11 +186,13 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
 
     def bic(self, clients: Any, y: Any = None, groups: Any = None) -> float:
         """Bayesian information criterion over clients that are no outliers; the smaller the better."""
-        return self.mixtures_.bic(self._labelled(clients, y, groups))
+        rows = self._labelled(clients, y, groups)
+        return self.mixtures_.bic(rows)
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Adopted:
         """Estimate clients' proportions of the centre's components, and say how well these fit; for clients old or new."""
-        return self.mixtures_.adopt(self._labelled(clients, y, groups))
+        rows = self._labelled(clients, y, groups)
+        return self.mixtures_.adopt(rows)
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _options(self) -> FitOptions:
