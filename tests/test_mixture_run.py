@@ -123,7 +123,7 @@ def test_targets_are_predicted_by_a_clients_own_proportions(regression: FittedMi
 
 
 def test_a_unit_variance_is_that_of_the_target_itself() -> None:
-    made = lines()
+    made = lines(rows=100)
     twice = fit_clients(
         replace(made, y=2 * made.y).clients(), chosen(n_components=2, variance="unit")
     )  # noise is 1 now
