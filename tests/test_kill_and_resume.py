@@ -55,6 +55,27 @@ def test_a_killed_moment_descent_ends_bit_equal(tmp_path: Path, monkeypatch: pyt
     assert same(whole, killed)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_killed_mixture_ends_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixture_command(data: Path, out: Path, *, rounds: int) -> list[str]:
+        return [
+            *COTERIE, "fit", str(data), "--client", "site", "--target", "y", "--method", "mixture", "--components", "2",
+            "--rounds", str(rounds), "--out", str(out), "--checkpoint-seconds", "0", "--set", "mixture.tol=0",
+            "--set", "mixture.restarts=3", "--set", "training.participation=0.7",
+        ]  # fmt: skip
+
+    monkeypatch.setattr(kill_and_resume, "fit_command", mixture_command)
+    data, whole, killed = tmp_path / "data.csv", tmp_path / "whole", tmp_path / "killed"
+    write_data(data, clients=30, rows=20)
+    begin = time.perf_counter()
+    subprocess.run(mixture_command(data, whole, rounds=30), check=True, capture_output=True)
+    seconds = time.perf_counter() - begin
+    assert run_with_kills(data, killed, Moments(0.7, 0.8), longest=seconds, rounds=30) >= 1
+    assert same(whole, killed)
+    own = "models/clients.safetensors"
+    assert (whole / own).read_bytes() == (killed / own).read_bytes()
+
+
 def test_the_comparison_sees_a_single_bit(tmp_path: Path) -> None:
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 1.0 + 2**-52)):
         (tmp_path / name / "models").mkdir(parents=True)
