@@ -46,11 +46,13 @@ def place(model: FederatedMixture, groups: np.ndarray) -> np.ndarray:
     return np.searchsorted(model.client_names_, groups)
 
 
-def joint(model: FederatedMixture, x: np.ndarray, means: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def joint(
+    model: FederatedMixture, x: np.ndarray, means: np.ndarray, weights: np.ndarray, covariance: np.ndarray | None = None
+) -> np.ndarray:
     """[N, R] log of weight times density, by scipy, row after row.  means [N, R, D], weights [N, R]"""
+    covariance = model.covariance_ if covariance is None else covariance
     density = [
-        [multivariate_normal(mean, model.covariance_).logpdf(row) for mean in own]
-        for row, own in zip(x, means, strict=True)
+        [multivariate_normal(mean, covariance).logpdf(row) for mean in own] for row, own in zip(x, means, strict=True)
     ]
     return np.array(density) + np.log(np.maximum(weights, 1e-12))
 
@@ -135,7 +137,9 @@ def test_the_outlier_is_found(model: FederatedMixture) -> None:
 
 
 def test_infinity_is_the_word_common() -> None:
-    models = [mixture(c_lambda=value, rounds=5, tol=0).fit(ROWS.x, groups=ROWS.groups) for value in (math.inf, "common")]
+    models = [
+        mixture(c_lambda=value, rounds=5, tol=0).fit(ROWS.x, groups=ROWS.groups) for value in (math.inf, "common")
+    ]
     assert np.array_equal(models[0].means_, models[1].means_)
     assert models[0].c_lambda_ == math.inf
 
@@ -181,13 +185,21 @@ def test_bic_counts_what_is_free(model: FederatedMixture) -> None:
     assert model.bic(ROWS.x, groups=ROWS.groups) == pytest.approx(expected)
 
 
-def test_a_stranger_is_served_by_the_centre_with_mean_proportions(model: FederatedMixture) -> None:
-    made = clusters(1, 20, seed=3, prefix="new")
+def test_a_stranger_is_served_by_the_centre_with_mean_proportions_and_wider_scatter() -> None:
+    shift = {name: 3 * i for i, name in enumerate(ROWS.names)}  # clients differ
+    x = ROWS.x + np.array([[shift[name], 0.0] for name in ROWS.groups])
+    model = mixture(c_lambda=0).fit(x, groups=ROWS.groups)
     good = ~np.isin(model.client_names_, model.outliers_)
+    mine = np.isin(ROWS.groups, model.client_names_[good])
+    gamma, away = model.predict_proba(x[mine], groups=ROWS.groups[mine]), x[mine, None] - model.centre_  # [N, R, D]
+    covariance = np.einsum("nr,nrd,nre->de", gamma, away, away) / mine.sum()
+    made = clusters(1, 20, seed=3, prefix="new")
     weights = np.tile(model.weights_[good].mean(0), (20, 1))
-    log = joint(model, made.x, np.tile(model.centre_, (20, 1, 1)), weights)
+    log = joint(model, made.x, np.tile(model.centre_, (20, 1, 1)), weights, covariance)
     assert np.array_equal(model.predict(made.x, groups=made.groups), log.argmax(1))
-    assert model.score(made.x, groups=made.groups) == pytest.approx(np.logaddexp.reduce(log, axis=1).mean())
+    # variances are kept away from zero by a millionth of their mean
+    assert model.score(made.x, groups=made.groups) == pytest.approx(np.logaddexp.reduce(log, axis=1).mean(), rel=1e-4)
+    assert covariance[0, 0] > 4 * model.covariance_[0, 0]
 
 
 def test_targets_are_expectations_and_components_show_in_targets(regression: FederatedMixture) -> None:

@@ -124,9 +124,9 @@ def test_clients_are_told_with_scores_and_proportions(run: Path) -> None:
     assert set(clients["rows_train"].to_pylist()) == {24}
 
 
-def test_rounds_are_those_of_the_fit(run: Path) -> None:
-    rounds = pq.read_table(run / "rounds.parquet")
-    found = document((run / "run.json").read_text())["results"]
+def test_rounds_are_those_of_the_fit(priced: Path) -> None:
+    rounds = pq.read_table(priced / "rounds.parquet")
+    found = document((priced / "run.json").read_text())["results"]
     assert rounds["round"].to_pylist() == list(range(1, found["rounds"] + 1))
     assert rounds["change"].to_pylist()[-1] <= 1e-4
     # the loss is that of the training rows before the last step, in the same units as the table

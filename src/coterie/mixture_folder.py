@@ -129,6 +129,7 @@ def write_models(folder: Path, fitted: FittedMixture) -> None:
     mixtures, fit = fitted.mixtures, fitted.mixtures.fit
     scaling, _ = to_record(mixtures.scaling)
     common = {"centre": fit.centre, "mean_weights": mixtures.mean_weights, "scale": fit.scale}
+    common["new_scale"] = mixtures.new_scale
     common |= {f"scaling/{name}": value for name, value in scaling.items()}
     said = {
         "family": _said(fit.family), "schema": fitted.schema.model_dump(mode="json"),
@@ -149,8 +150,8 @@ def read_models(folder: Path, choice: Choice | None) -> tuple[Mixtures, Schema]:
         own["outlier_score"], own["freedom"], said["rounds"], c_lambda, choice,
     )  # fmt: skip
     scaling = Scaling(**_under("scaling/", common))
-    mixtures = Mixtures(fit, scaling, np.asarray(who["names"], dtype=str), Typical(**said["typical"]))
-    return mixtures, Schema.model_validate(said["schema"])
+    names, usual = np.asarray(who["names"], dtype=str), Typical(**said["typical"])
+    return Mixtures(fit, scaling, names, common["new_scale"], usual), Schema.model_validate(said["schema"])
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.judging import responsibilities
+from coterie.algorithms.outliers import usual
 from coterie.algorithms.preparation import Scaling
-from coterie.algorithms.serving import adopt_ask, error_ask, expectations
+from coterie.algorithms.serving import adopt_ask, error_ask, expectations, spread_ask
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.mixture_results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.models.mixtures import Regression
 
-__all__ = ["Adopted", "Mixtures", "Typical", "typical"]
+__all__ = ["Adopted", "Mixtures", "Typical", "ready"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Mixtures:
         Of the columns.
     names : ndarray
         [M] clients, ascending.
+    new_scale : Tensor
+        [...] of a client that was not there: wider, since its components are not quite the centre's.
     typical : Typical
         How well the centre fits them.
     """
@@ -79,6 +82,7 @@ class Mixtures:
     fit: MixtureFit
     scaling: Scaling
     names: np.ndarray
+    new_scale: Tensor
     typical: Typical
 
     # -- parameters in the columns' own units -------------------------------------------------------------------------
@@ -114,15 +118,20 @@ class Mixtures:
         return rows.to(torch.float64).changed(self.scaling.features, self.scaling.target)
 
     def of(self, names: np.ndarray) -> MixtureFit:
-        """The mixtures of these clients; who was not there in training is at the centre, with mean proportions."""
+        """The mixtures of these clients; who was not there in training is at the centre, with mean proportions.
+
+        How clients differ from the centre then counts as scatter of the rows.
+        """
         fit, known = self.fit, {name: i for i, name in enumerate(self.names.tolist())}
         place = torch.tensor([known.get(name, -1) for name in names.tolist()], dtype=torch.int64)
         new = place < 0
+        scale = fit.scale if len(fit.scale) == 1 else fit.scale[place]
+        wide = new.view(-1, *(1,) * (scale.dim() - 1))
         return replace(
             fit,
             theta=torch.where(new[:, None, None], fit.centre, fit.theta[place]),
             weights=torch.where(new[:, None], self.mean_weights, fit.weights[place]),
-            scale=fit.scale if len(fit.scale) == 1 else fit.scale[place],
+            scale=torch.where(wide, self.new_scale, scale) if bool(new.any()) else scale,
             outlier_score=torch.where(new, -torch.inf, fit.outlier_score[place]),
             freedom=torch.where(new[:, None], 0.0, fit.freedom[place]),
         )
@@ -170,20 +179,22 @@ class Mixtures:
 
     def adopt(self, rows: Ragged) -> Adopted:
         """Estimate the proportions of clients, old or new, given the centre's components and their scaled rows."""
-        got = InProcess(rows).ask(adopt_ask(self.fit.family, self.fit.centre, self.mean_weights, self.fit.scale[0]))
+        got = InProcess(rows).ask(adopt_ask(self.fit.family, self.fit.centre, self.mean_weights, self.new_scale))
         likelihood, n, usual = got["likelihood"] - self.shift, got["n"], self.typical
         error = (usual.spread**2 + usual.deviation**2 / n.clamp(min=1)).sqrt().clamp(min=1e-300)
         misfit = torch.where(n > 0, (usual.likelihood - likelihood) / error, 0.0)
         return Adopted(rows.names, got["weights"], torch.where(n > 0, likelihood, 0.0), misfit, n)
 
 
-def typical(fit: MixtureFit, scaling: Scaling, rows: Ragged) -> Typical:
-    """How well the centre's components fit the clients who are no outliers, each with its own proportions."""
-    mixtures = Mixtures(fit, scaling, rows.names, Typical(0.0, 0.0, 0.0))
-    got = InProcess(rows).ask(adopt_ask(fit.family, fit.centre, mixtures.mean_weights, fit.scale[0]))
-    there = (got["n"] > 0) & ~fit.outliers
-    there = there if bool(there.any()) else got["n"] > 0
-    means = got["likelihood"][there] - mixtures.shift
-    middle = means.median()
-    spread = 1.4826 * float((means - middle).abs().median())
-    return Typical(float(middle), spread, float(got["deviation"][there].median()))
+def ready(fit: MixtureFit, scaling: Scaling, rows: Ragged) -> Mixtures:
+    """Make a fit ready for use, also by newcomers: how rows scatter about the centre, and how well it fits who was there."""
+    there = torch.from_numpy(rows.layout.counts > 0)
+    good = there & ~fit.outliers
+    good = good if bool(good.any()) else there
+    engine = InProcess(rows)
+    sums = engine.ask(spread_ask(fit.family, fit.centre, fit.theta, fit.weights, fit.scale, good))
+    scale = fit.family.scale_of(sums["scatter"], sums["n"]) if fit.family.has_scale else fit.scale[0]
+    mixtures = Mixtures(fit, scaling, rows.names, scale, Typical(0.0, 0.0, 0.0))
+    got = engine.ask(adopt_ask(fit.family, fit.centre, mixtures.mean_weights, scale))
+    middle, spread = usual(got["likelihood"][good] - mixtures.shift)
+    return replace(mixtures, typical=Typical(middle, spread, float(got["deviation"][good].median())))

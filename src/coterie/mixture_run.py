@@ -24,7 +24,7 @@ from coterie.data.schema import Schema
 from coterie.engines.in_process import Program, Round
 from coterie.errors import ConfigError, DataError
 from coterie.mixture_fit import Choice, choose_components, fit_mixture
-from coterie.mixture_model import Mixtures, Typical, typical
+from coterie.mixture_model import Mixtures, ready
 from coterie.mixture_results import EM_METHODS, of_baseline
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.phases import Phases, Watch
@@ -121,7 +121,7 @@ def fit_clients(
     n_components, counted = _counted(drive, made, options)
     c_lambda = _number(options.mixture.c_lambda)
     fit = fit_mixture(made.rows, made.family, n_components, c_lambda=c_lambda, **_how(options), drive=drive)
-    found = Mixtures(fit, made.scaling, clients.names, typical(fit, made.scaling, made.rows))
+    found = ready(fit, made.scaling, made.rows)
     found = replace(found, fit=replace(fit, choice=_in_units(fit.choice, found.shift)))
     if options.mixture.choose_by == "held-out":
         counted = _in_units(counted, found.shift)
@@ -159,8 +159,8 @@ def _how(options: FitOptions) -> dict[str, Any]:
     m = options.mixture
     return {
         "rounds": m.rounds, "tol": m.tol, "seed": options.seed, "start": MixtureStart(m.restarts, m.iterations),
-        "reject": _number(m.reject), "c_eta": m.c_eta, "kappa": m.kappa, "share_weights": m.share_weights,
-        "batch_size": m.batch_size, "clip": math.inf if m.clip is None else m.clip,
+        "reject": _number(m.reject), "c_eta": m.c_eta, "kappa": m.kappa, "together": m.together,
+        "share_weights": m.share_weights, "batch_size": m.batch_size, "clip": math.inf if m.clip is None else m.clip,
     }  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def _add_baselines(
     states, private = drive("baselines", made.rows, programs, em.State)
     for run, (name, (method, label)) in enumerate(_BASELINES.items()):
         fit = of_baseline(method, made.family, made.rows, states[run], private[run])
-        found = Mixtures(fit, made.scaling, made.rows.names, Typical(0.0, 0.0, 0.0))
+        found = ready(fit, made.scaling, made.rows)
         if made.test is not None:
             per_client[f"metric_{name}"] = found.log_likelihood(made.test)
         halves = _halves(made.newcomers, drive.phases.options.seed) if name == "global" else None

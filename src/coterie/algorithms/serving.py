@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients do with a mixture that is there: find their own proportions, and say how well it predicts their targets."""
+"""What clients do with a mixture that is there: find proportions, say how rows scatter, predict targets."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from coterie.models.families import Family, expect, shares
 from coterie.models.mixtures import Regression
-from coterie.protocol import Ask, Block, Stack, Tensors
+from coterie.protocol import Ask, Block, Stack, Sum, Tensors
 
-__all__ = ["adopt", "adopt_ask", "error_ask", "expectations", "squared_errors"]
+__all__ = ["about_centre", "adopt", "adopt_ask", "error_ask", "expectations", "spread_ask", "squared_errors"]
 
 _STEPS = 50  # of EM; with components that stay it is concave and soon there
 
@@ -32,6 +32,24 @@ def adopt_ask(family: Family, theta: Tensor, weights: Tensor, scale: Tensor) -> 
     shared = {"family": family, "theta": theta, "weights": weights, "scale": scale}
     fold = {name: Stack() for name in ("weights", "likelihood", "deviation", "n")}
     return Ask(adopt, shared, fold, work=float(_STEPS), scratch=4 * len(theta))
+
+
+def spread_ask(family: Family, centre: Tensor, theta: Tensor, weights: Tensor, scale: Tensor, good: Tensor) -> Ask:
+    """Ask how rows scatter about the centre's components, each row with the one that its client's own mixture gives it.
+
+    Parameters
+    ----------
+    centre : Tensor
+        [R, P]
+    theta, weights, scale : Tensor
+        [M, R, P], [M, R], [M | 1, ...] of every client.
+    good : Tensor
+        [M] whose rows count.
+    """
+    each = {"theta": theta, "weights": weights, "scale": scale.expand(len(theta), *scale.shape[1:]), "good": good}
+    fold = {"scatter": Sum(), "n": Sum()}
+    shared = {"family": family, "centre": centre}
+    return Ask(about_centre, shared, fold, each=each, to=torch.arange(len(theta)), scratch=4 * len(centre))
 
 
 def error_ask(family: Regression, theta: Tensor, weights: Tensor) -> Ask:
@@ -70,6 +88,16 @@ def adopt(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     about = ((rows - likelihood[..., None]) * data.real).clamp(min=-1e150, max=1e150)
     deviation = (about.square() * data.weights).sum(-1).sqrt()
     return {"weights": weights, "likelihood": likelihood, "deviation": deviation, "n": data.n[None]}, {}
+
+
+def about_centre(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Scatter of a client's rows about the centre."""
+    family = shared["family"]
+    gamma, _ = expect(family.log_density(each["theta"], each["scale"], data), each["weights"], data)
+    scatter = family.scatter(shared["centre"][:, None].expand_as(each["theta"]), gamma, data)
+    good = each["good"]
+    scatter = torch.where(good.view(*good.shape, *(1,) * (scatter.dim() - 2)), scatter, 0.0)
+    return {"scatter": scatter, "n": (good * data.n).to(torch.float64)}, {}
 
 
 def squared_errors(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:

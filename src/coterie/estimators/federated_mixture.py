@@ -47,8 +47,8 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         Starts of every client's own first fit, and steps of each.
     rounds, tol : int, float
         At most so many rounds; the relative move that ends them.
-    c_eta, kappa : float
-        Of the step size and of the penalty's schedule: see `coterie.algorithms.fedgrem`.
+    c_eta, kappa, together : float
+        Of the step size, and of the penalty's schedule: see `coterie.algorithms.fedgrem`.
     reject : float or "nobody"
         Outlier score above which a client has no part in the centre.
     share_weights : float
@@ -108,6 +108,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         tol: float = 1e-5,
         c_eta: float = 0.95,
         kappa: float = 0.1,
+        together: float = 8.0,
         reject: float | Literal["nobody"] = 3.5,
         share_weights: float = 0.0,
         batch_size: int | None = None,
@@ -130,6 +131,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         self.tol = tol
         self.c_eta = c_eta
         self.kappa = kappa
+        self.together = together
         self.reject = reject
         self.share_weights = share_weights
         self.batch_size = batch_size
