@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.algorithms.alignment import align, exhaustive, score
+from coterie.algorithms.alignment import _refined, align, exhaustive, score
 
 
 def permuted(theta: Tensor, order: Tensor) -> Tensor:
@@ -60,6 +60,12 @@ def test_recovers_most_permutations_of_noisy_clients_and_scores_no_worse_than_th
     assert score(permuted(theta, found)) <= score(permuted(theta, truth))
 
 
+def test_nobody_would_rather_be_numbered_otherwise() -> None:
+    theta, _ = planted(100, 10, 0, noise=1.5)
+    found = align(theta, 0)
+    assert torch.equal(_refined(theta, found), found)
+
+
 def test_what_is_found_does_not_depend_on_how_clients_number_their_components() -> None:
     theta, _ = planted(40, 8, 3, outliers=8)
     draw = torch.Generator().manual_seed(9)
@@ -76,6 +82,19 @@ def test_huge_and_broken_parameters_do_not_disturb_the_others() -> None:
     found = align(theta, 0)
     assert torch.equal(found[good], truth[good][:, truth[0].argsort()])
     assert torch.equal(found.sort(1).values, torch.arange(6).repeat(30, 1))
+
+
+def test_a_third_of_the_clients_with_huge_parameters_does_not_disturb_the_others() -> None:
+    theta, truth = planted(30, 6, 1)
+    theta[21:] *= 1e150
+    assert torch.equal(align(theta, 0)[:21], truth[:21][:, truth[0].argsort()])
+
+
+def test_realigning_to_the_median_mends_a_bad_start() -> None:
+    theta, truth = planted(40, 6, 2)
+    bad = truth.clone()
+    bad[28:] = bad[28:].flip(1)  # 12 of 40 clients are numbered the other way round
+    assert torch.equal(_refined(theta, bad), truth)
 
 
 def test_one_client_or_one_component_needs_no_alignment() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """EM baselines: rounds as calculated by hand, fixed points of scikit-learn's EM, and what each has in common."""
 
+import math
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -224,9 +225,9 @@ def test_a_fedgmm_round_matches_hand_calculation() -> None:
     engine = InProcess(rows)
     engine.run([partial(fedgmm, **how, rounds=0, parts=3)])
     kept = {name: value.clone() for name, value in engine.worker.private[0].items()}
-    engine.run([spying(partial(fedgmm, **how, rounds=1, parts=3), states)])
+    done = engine.run([spying(partial(fedgmm, **how, rounds=1, parts=3), states)])
     start, after = states
-    gammas = []
+    gammas, losses = [], []
     for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
         where = torch.stack(
             [
@@ -242,8 +243,10 @@ def test_a_fedgmm_round_matches_hand_calculation() -> None:
             where[:, :, None] * target[:, None] * kept["weights"][k] / 3
         )  # at first parts are as likely as each other
         gammas.append(joint / joint.sum((1, 2), keepdim=True))
+        losses.append(math.log(2 * math.pi) / 2 - joint.sum((1, 2)).log())
         own = engine.worker.private[0]["joint"][k]
         torch.testing.assert_close(own, gammas[-1].mean(0).flatten())
+    assert done.rounds[-1].info["loss"] == pytest.approx(float(torch.cat(losses).mean()))
     gamma, x, y = torch.cat(gammas), torch.cat(xs), torch.cat(ys)
     for r, share in enumerate(gamma.sum(1).T):
         torch.testing.assert_close(

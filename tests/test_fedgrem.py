@@ -60,45 +60,40 @@ def begun(family: Family, rows: Ragged, **options: Any) -> tuple[dict[str, Tenso
     return kept, states, engine
 
 
-def gmm_by_hand(x: Tensor, theta: Tensor, weights: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """A client's local update with unit covariance.  theta [R, D] -> tilde, weights"""
-    joint = torch.stack([weights[r] * torch.exp(-((x - theta[r]) ** 2).sum(1) / 2) for r in range(2)], 1)
-    gamma, tilde = joint / joint.sum(1, keepdim=True), theta.clone()
-    for r in range(2):
-        gradient = (gamma[:, r : r + 1] * (x - theta[r])).mean(0)
-        tilde[r] = theta[r] + min(0.95 / first[r], 0.95 / gamma[:, r].mean()) * gradient
-    return tilde, gamma.mean(0)
+def by_hand(
+    x: Tensor, y: Tensor | None, theta: Tensor, weights: Tensor, first: Tensor, along: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A client's local update with unit covariance or noise: with a target, of regressions.
 
-
-def mor_by_hand(x: Tensor, y: Tensor, theta: Tensor, weights: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """A client's local update with unit noise.  theta [R, D] -> tilde, weights"""
-    joint = torch.stack([weights[r] * torch.exp(-((y - x @ theta[r]) ** 2) / 2) for r in range(2)], 1)
-    gamma, tilde = joint / joint.sum(1, keepdim=True), theta.clone()
-    for r in range(2):
-        g = (gamma[:, r] * (y - x @ theta[r]) @ x) / len(x)
-        bend = (gamma[:, r] * (x @ g) ** 2).mean() / (g @ g)  # the best step along g is one over it
-        tilde[r] = theta[r] + min(0.95 / first[r], 0.95 / bend) * g
-    return tilde, gamma.mean(0)
+    theta [R, D] -> tilde, weights, and where the objective bends most, by a step of power iteration from `along`
+    """
+    left = torch.stack([x - t if y is None else (y - x @ t)[:, None] for t in theta], 1)  # [N, R, D | 1]
+    joint = weights * torch.exp(-left.square().sum(-1) / 2)
+    gamma, tilde, most = joint / joint.sum(1, keepdim=True), theta.clone(), torch.zeros_like(theta)
+    for r in range(len(theta)):
+        gradient = (gamma[:, r, None] * left[:, r] * (1 if y is None else x)).mean(0)
+        hessian = torch.eye(2).double() * gamma[:, r].mean() if y is None else x.T @ (gamma[:, r, None] * x) / len(x)
+        v = gradient if along is None else along[r]
+        image = hessian @ v / v.norm()
+        most[r] = image / image.norm()
+        tilde[r] = theta[r] + min(0.95 / first[r], 0.95 / image.norm()) * gradient
+    return tilde, gamma.mean(0), most
 
 
 @pytest.mark.parametrize("kind", ["gmm", "mor"])
 def test_two_rounds_match_hand_calculation(kind: str) -> None:
     counts = [6, 9, 14]
-    xs, ys = (blobs(counts, spread=2.0), None) if kind == "gmm" else regressions(counts, noise=0.5)
+    xs, ys = (blobs(counts, spread=2.0), [None] * 3) if kind == "gmm" else regressions(counts, noise=0.5)
     family: Family = Gaussian(2) if kind == "gmm" else Regression(2)
     options = {"c_lambda": 0.7, "kappa": 0.3, "together": 0.0}
-    kept, (start, one, two), engine = begun(family, ragged(xs, ys), rounds=2, **options)
+    rows = ragged(xs, None if kind == "gmm" else ys)
+    kept, (start, one, two), engine = begun(family, rows, rounds=2, **options)
 
-    def local(theta: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def local(theta: Tensor, weights: Tensor, along: Any) -> list[Tensor]:
         """Of all clients, from their first weights."""
         first = kept["first_weights"]
-        each = [
-            gmm_by_hand(xs[k], theta[k], weights[k], first[k])
-            if ys is None
-            else mor_by_hand(xs[k], ys[k], theta[k], weights[k], first[k])
-            for k in range(3)
-        ]
-        return torch.stack([t for t, _ in each]), torch.stack([w for _, w in each])
+        each = [by_hand(xs[k], ys[k], theta[k], weights[k], first[k], along[k]) for k in range(3)]
+        return [torch.stack(parts) for parts in zip(*each, strict=True)]
 
     n = torch.tensor(counts)
     # Round 1 begins at the local estimates, which nothing has shrunk yet; lambda_1 = kappa lambda_0 + C sqrt(P + log M).
@@ -106,12 +101,12 @@ def test_two_rounds_match_hand_calculation(kind: str) -> None:
     step = 0.7 * math.sqrt(2 + math.log(3))
     assert (one.lam, one.pull) == pytest.approx((0.3 + step, 0.3 + step))
     assert two.lam == pytest.approx(0.3 * (0.3 + step) + step)
-    tilde, weights = local(kept["tilde"], kept["weights"])
+    tilde, weights, along = local(kept["tilde"], kept["weights"], [None] * 3)
     torch.testing.assert_close(one.tilde, tilde)
     torch.testing.assert_close(one.centre, central_update(tilde, n, one.lam, start.centre))
     # Round 2 begins at what the central update of round 1 made of them, with that round's lambda.
     theta = shrunk(tilde, one.centre, (one.lam / n.sqrt())[:, None].expand(-1, 2))
-    tilde, weights = local(theta, weights)
+    tilde, weights, _ = local(theta, weights, along)
     torch.testing.assert_close(two.tilde, tilde)
     torch.testing.assert_close(engine.worker.private[0]["weights"], weights)
     torch.testing.assert_close(two.centre, central_update(tilde, n, two.lam, one.centre))
@@ -187,7 +182,7 @@ def test_shared_weights_are_drawn_to_their_mean() -> None:
     drawn = shrunk(kept["weights"], start.mean_weights, 1.0 / n.sqrt())
     assert not torch.allclose(drawn, kept["weights"])
     for k, x in enumerate(xs):
-        _, weights = gmm_by_hand(x, kept["tilde"][k], drawn[k], kept["first_weights"][k])
+        _, weights, _ = by_hand(x, None, kept["tilde"][k], drawn[k], kept["first_weights"][k])
         torch.testing.assert_close(engine.worker.private[0]["weights"][k], weights)
     torch.testing.assert_close(one.mean_weights, engine.worker.private[0]["weights"].mean(0))
 
@@ -256,7 +251,7 @@ def test_a_client_that_missed_the_start_begins_at_the_centre() -> None:
     start, one, two = states
     assert [s.n.tolist() for s in states] == [[40, 50], [40, 50], [40, 50, 60]]
     half = torch.full((2,), 0.5, dtype=torch.float64)
-    tilde, weights = gmm_by_hand(xs[2], one.centre, half, half)
+    tilde, weights, _ = by_hand(xs[2], None, one.centre, half, half)
     torch.testing.assert_close(two.tilde[2], tilde)
     torch.testing.assert_close(engine.worker.private[0]["first_weights"][2], weights)
     assert start.centre.shape == (2, 2)
@@ -408,6 +403,22 @@ def test_thirty_percent_adversaries_do_not_hurt(how: str) -> None:
     assert (scores(state)[:14] < 3.5).all()
     if how != "copied":  # a row may well be near a centre
         assert (scores(state)[14:] > 3.5).all()
+
+
+def test_who_is_rejected_is_left_alone_once_penalties_are_steady() -> None:
+    xs = blobs([40] * 6)
+    xs[5] = 5 * xs[5]
+    state, _, engine = run_one(program(Gaussian(2), rounds=60, reject=3.5), ragged(xs, None))
+    private = engine.worker.private[0]
+    assert private["alone"].tolist() == [False] * 5 + [True]
+    found = estimates(state, Gaussian(2), private, state.n)
+    torch.testing.assert_close(found[5], state.tilde[5])
+    own, _, other = run_one(program(Gaussian(2), rounds=60, c_lambda=0.0), ragged(xs[5:], None))
+    alone = estimates(own, Gaussian(2), other.worker.private[0], own.n)[0]
+    torch.testing.assert_close(sorted_by_first(found[5]), sorted_by_first(alone), atol=1e-3, rtol=0)
+    early, _, engine = run_one(program(Gaussian(2), rounds=3, reject=3.5), ragged(xs, None))
+    assert not engine.worker.private[0]["alone"].any()
+    assert float(scores(early)[5]) > 3.5
 
 
 def test_the_common_covariance_is_not_the_outliers() -> None:

@@ -88,6 +88,14 @@ def test_responsibilities_sum_to_one_and_rows_far_away_keep_them_finite(family: 
     torch.testing.assert_close(shares(gamma, data).sum(-1), torch.ones(2, 3, dtype=torch.float64))
 
 
+def test_a_component_that_has_lost_all_weight_can_win_rows_back() -> None:
+    data, family = block(), Gaussian(3)
+    theta, weights = torch.full((1, 3, 2, 3), 50.0, dtype=torch.float64), torch.zeros(1, 3, 2, dtype=torch.float64)
+    theta[:, :, 0], weights[..., 1] = 0.0, 1.0  # rows are about 0
+    gamma, _ = expect(family.log_density(theta, scale_of(family)[:1], data), weights, data)
+    torch.testing.assert_close(shares(gamma, data), weights.flip(-1))
+
+
 def test_the_likelihood_is_the_mean_over_real_rows() -> None:
     data, family = block(), Gaussian(3)
     theta, weights = parameters(family, 1), torch.full((1, 3, 4), 0.25, dtype=torch.float64)
@@ -115,29 +123,40 @@ def test_the_m_step_has_no_slope_left(family: Any) -> None:
     torch.testing.assert_close(left, torch.zeros_like(left), atol=1e-4, rtol=0)  # a trace of ridge
 
 
+def hessians(family: Any, gamma: Tensor, data: Block) -> Tensor:
+    """(1/n) sum_i gamma_ir x_i x_i^T of regressions, gamma_ir I of others.  [S, C, R, P, P]"""
+    n = data.n[:, None, None, None]
+    if isinstance(family, Gaussian):
+        return gamma.sum(2)[..., None, None] * torch.eye(3, dtype=torch.float64) / n
+    x = torch.cat([data.x, data.real[..., None].double()], -1) if family.intercept else data.x
+    return torch.einsum("scnr,cnp,cnq->scrpq", gamma, x, x) / n
+
+
+def along(hessian: Tensor, direction: Tensor) -> Tensor:
+    """How much the objective bends along a direction.  [S, C, R]"""
+    unit = direction / direction.norm(dim=-1, keepdim=True)
+    return torch.einsum("scrp,scrpq,scrq->scr", unit, hessian, unit)
+
+
 @every
 def test_slopes_from_moments_equal_those_from_rows(family: Any) -> None:
     data, gamma, theta = block(), gammas(block()), parameters(family)
     slope, bend = family.slope(family.moments(gamma, data), theta)
     n = data.n[:, None]
-    direct = family.ascent(theta, gamma, data, math.inf)
-    torch.testing.assert_close(slope / n[..., None], direct)
-    torch.testing.assert_close(bend / n, family.curvature(direct, gamma, data))
+    torch.testing.assert_close(slope / n[..., None], family.ascent(theta, gamma, data, math.inf))
+    torch.testing.assert_close(bend / n, along(hessians(family, gamma, data), slope))
 
 
 @every
-def test_one_over_the_curvature_is_the_best_step(family: Any) -> None:
+def test_curvature_grows_to_the_largest_and_bounds_the_best_step(family: Any) -> None:
     data, gamma, theta = block(), gammas(block()), parameters(family)
-    scale = scale_of(family)[:1].expand(2, *scale_of(family).shape[1:])
-    slope = family.ascent(theta, gamma, data, math.inf)
-    best = 1 / family.curvature(slope, gamma, data)[..., None]
-
-    def value(step: Tensor) -> Tensor:
-        moved = theta + step * slope
-        return (gamma * family.log_density(moved, scale, data) * data.weights[..., None]).sum(2)  # [S, C, R]
-
-    assert (value(best) >= value(0.9 * best)).all()
-    assert (value(best) >= value(1.1 * best)).all()
+    hessian, slope = hessians(family, gamma, data), family.ascent(theta, gamma, data, math.inf)
+    bend, direction = family.curvature(slope, gamma, data)
+    assert (bend >= along(hessian, slope) - 1e-12).all()  # a step of one over it is no longer than the best
+    for _ in range(300):
+        bend, direction = family.curvature(direction, gamma, data)
+    torch.testing.assert_close(bend, torch.linalg.eigvalsh(hessian)[..., -1], rtol=1e-3, atol=0)
+    torch.testing.assert_close(along(hessian, direction), bend, rtol=1e-3, atol=0)
 
 
 @every
