@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.algorithms import em, preparation
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.preparation import Scaling
-from coterie.baselines import SUPPORT, Score, target_variance
 from coterie.config import FitOptions, MixtureOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
@@ -26,11 +24,12 @@ from coterie.errors import ConfigError, DataError
 from coterie.mixture_fit import Choice, choose_components, fit_mixture
 from coterie.mixture_model import Mixtures, ready
 from coterie.mixture_results import EM_METHODS, of_baseline
+from coterie.mixture_scores import MixtureScore, halves, row_counts, scored
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.phases import Phases, Watch
 from coterie.protocol import Tensors
 
-__all__ = ["FittedMixture", "MixtureScore", "check_mixture", "fit_clients"]
+__all__ = ["FittedMixture", "check_mixture", "fit_clients"]
 
 _BASELINES = {"global": ("pooled-em", "one mixture for all"), "local": ("local-em", "one mixture each")}
 _FOREIGN = {
@@ -42,13 +41,6 @@ _FOREIGN = {
 _PENALTY = 2.0  # C_lambda while components are counted; the paper's
 _COUNTING = 300  # rounds at most while components are counted, from a quarter of the starts: differences are large
 _NAMED = 5  # outliers that a warning names
-
-
-@dataclass(frozen=True)
-class MixtureScore(Score):
-    """How one method does: mean log-likelihood of a row in the columns' own units, R^2 and RMSE where there is a target."""
-
-    test_rmse: float | None = None
 
 
 @dataclass(frozen=True)
@@ -196,61 +188,19 @@ def _measure(
 ) -> tuple[list[MixtureScore], dict[str, Tensor]]:
     """Measure FedGrEM on training rows, held-out rows and new clients.  -> scores, [M] by name"""
     train, test, new = found.log_likelihood(made.rows), None, None
-    per_client = {"rows_train": _rows(made.rows), "train_log_likelihood": train}
+    per_client = {"rows_train": row_counts(made.rows), "train_log_likelihood": train}
     if made.test is not None:
         test = found.log_likelihood(made.test)
-        per_client |= {"rows_test": _rows(made.test), "metric": test}
+        per_client |= {"rows_test": row_counts(made.test), "metric": test}
         if isinstance(made.family, Regression):
             per_client["rmse"] = found.squared_errors(made.test).sqrt() * made.scaling.y_scale
-    halves = _halves(made.newcomers, options.seed)
-    if halves is not None:
-        support, query = halves
+    parts = halves(made.newcomers, options.seed)
+    if parts is not None:
+        support, query = parts
         own = found.adopt(support).weights
         placed = replace(found, fit=replace(found.of(query.names), weights=own), names=query.names)
         new = (placed, query)
-    return [_score(made, name, found, new)], per_client
-
-
-def _halves(newcomers: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
-    """Rows of new clients that find their proportions, and those that judge."""
-    if newcomers is None:
-        return None
-    enough = np.flatnonzero(newcomers.layout.counts > 1)
-    if not len(enough):
-        return None
-    query, support = newcomers.only(enough).split(SUPPORT, seed=seed, purpose="support")
-    return support, query
-
-
-def _score(
-    made: _Prepared, name: tuple[str, str], found: Mixtures, new: tuple[Mixtures, Ragged] | None
-) -> MixtureScore:
-    """Put a score together: of three kinds of rows, those of new clients with mixtures of their own."""
-    sides = [(found, made.rows), (found, made.test), new or (found, None)]
-    values = [None if rows is None else _per_row(one.log_likelihood(rows), rows) for one, rows in sides]
-    errors = [None if rows is None else _squared_error(one, rows) for one, rows in sides]
-    r2 = [None if e is None or rows is None else _r2(e, rows) for e, (_, rows) in zip(errors, sides, strict=True)]
-    rmse = None if errors[1] is None else errors[1] ** 0.5 * float(made.scaling.y_scale)
-    (train, test, fresh), (train_r2, test_r2, new_r2) = values, r2
-    return MixtureScore(*name, train, test, fresh, train_r2, test_r2, new_r2, rmse)
-
-
-def _rows(rows: Ragged) -> Tensor:
-    return torch.from_numpy(rows.layout.counts)
-
-
-def _per_row(means: Tensor, rows: Ragged) -> float:
-    """Mean over all rows of clients' means."""
-    return float((means * _rows(rows)).sum() / max(rows.layout.n_rows, 1))
-
-
-def _squared_error(found: Mixtures, rows: Ragged) -> float | None:
-    return _per_row(found.squared_errors(rows), rows) if isinstance(found.fit.family, Regression) else None
-
-
-def _r2(error: float, rows: Ragged) -> float | None:
-    variance = target_variance(rows)
-    return 1.0 - error / variance if variance > 0 else None
+    return [scored(name, found, made.rows, made.test, new)], per_client
 
 
 def _add_baselines(
@@ -268,8 +218,9 @@ def _add_baselines(
         found = ready(fit, made.scaling, made.rows)
         if made.test is not None:
             per_client[f"metric_{name}"] = found.log_likelihood(made.test)
-        halves = _halves(made.newcomers, drive.phases.options.seed) if name == "global" else None
-        scores.append(_score(made, (name, label), found, None if halves is None else (found, halves[1])))
+        parts = halves(made.newcomers, drive.phases.options.seed) if name == "global" else None
+        new = None if parts is None else (found, parts[1])
+        scores.append(scored((name, label), found, made.rows, made.test, new))
 
 
 # -- what is refused, and what is said --------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ from coterie.errors import ConfigError, RunError
 from coterie.fitting import Descended, Fitted, Score
 from coterie.mixture_model import Mixtures
 from coterie.mixture_results import Choice
-from coterie.mixture_run import FittedMixture, MixtureScore
+from coterie.mixture_run import FittedMixture
+from coterie.mixture_scores import MixtureScore
 from coterie.models import Model
 
 __all__ = [
