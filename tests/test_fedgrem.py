@@ -73,10 +73,10 @@ def by_hand(
     for r in range(len(theta)):
         gradient = (gamma[:, r, None] * left[:, r] * (1 if y is None else x)).mean(0)
         hessian = torch.eye(2).double() * gamma[:, r].mean() if y is None else x.T @ (gamma[:, r, None] * x) / len(x)
-        v = gradient if along is None else along[r]
-        image = hessian @ v / v.norm()
+        v = torch.ones(2).double() if along is None else along[r]
+        image, bent = hessian @ v / v.norm(), hessian @ gradient / gradient.norm()
         most[r] = image / image.norm()
-        tilde[r] = theta[r] + min(0.95 / first[r], 0.95 / image.norm()) * gradient
+        tilde[r] = theta[r] + min(0.95 / first[r], 0.95 / image.norm(), 0.95 / bent.norm()) * gradient
     return tilde, gamma.mean(0), most
 
 

@@ -38,7 +38,7 @@ __all__ = [
     "fit_methods", "fit_mixture", "in_process", "labels", "log_likelihood",
 ]  # fmt: skip
 
-C_LAMBDAS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
+C_LAMBDAS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, math.inf)
 METHODS = (
     "fedgrem", "fedgrem-paper", "local-em", "local-grem", "pooled-em", "pooled-grem", "fedem", "tgmm", "fedgmm"
 )  # fmt: skip

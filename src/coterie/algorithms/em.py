@@ -209,7 +209,7 @@ def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     if sharing in ("pooled", "fedem"):
         return {**reply, "moments": family.moments(gamma, data)}, kept
     if shared["gradient"]:
-        tilde = gradient_step(family, theta, gamma, data, first=private["first_weights"], c_eta=shared["c_eta"])
+        tilde, kept["along"] = gradient_step(family, theta, gamma, data, private, shared["c_eta"])
     else:
         tilde = family.maximise(theta, gamma, data)
     moved = family.coordinates(tilde - private["tilde"], scale).norm(dim=-1).amax(-1)

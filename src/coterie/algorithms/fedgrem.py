@@ -13,7 +13,7 @@ component grows); a scale that components share (a covariance, a noise variance)
 that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
 parameters); clients begin together and part as far as C lets them, since the optima that few rows lead to are often bad (the
 paper begins with lambda_0 = 1, and kappa = 0.1 forgets it at once); clients that were heard once take part in the central
-update with what they sent last; outliers may be left out of it.
+update with what they sent last; outliers may be left out of it, and alone.
 """
 
 import math
@@ -97,7 +97,8 @@ def fedgrem(
     share_weights : float
         Penalty of the mixture proportions' distance from their mean; 0 leaves them to every client.
     reject : float
-        Outlier score above which a client has no part in the central update; the paper's has no such limit.
+        Outlier score above which a client has no part in the central update, and is left alone if it is still there when
+        penalties are steady; the paper has no such limit.
     batch_size : int, optional
         Rows of a round, drawn anew; all by default.
     clip : float
@@ -112,6 +113,7 @@ def fedgrem(
             state = yield from _begin(family, n_components, start, seed, state.round + 1)
             continue
         lam, pull = _next_lambda(state, family, c_lambda, kappa, together)
+        steady = math.isclose(state.pull, pull, rel_tol=_STEADY)  # else what changes may well move estimates again
         got = yield Ask(
             gradient_em,
             {
@@ -119,6 +121,7 @@ def fedgrem(
                 "lam": _number(state.pull), "share_weights": _number(share_weights), "c_eta": _number(c_eta),
                 "usual": state.away.new_tensor(usual(state.away[state.n > 0])),
                 "key": keys.key(seed, state.round, "fedgrem"), "batch_size": batch_size, "clip": clip,
+                "reject": _number(reject if steady else math.inf),
             },
             {
                 "estimate": Stack(), "n": Stack(), "away": Stack(), "scatter": Sum(), "within": Sum(), "shares": Sum(),
@@ -131,9 +134,11 @@ def fedgrem(
         if got is None or got.n == 0 or not bool((got["n"] > 0).any()):
             yield Save(state, {"events": ["nobody answered"]})
             continue
-        before, state = state, _updated(state, got, family, lam, pull, reject)
-        change = _change(before, state, family)
-        steady = math.isclose(before.pull, pull, rel_tol=_STEADY)  # what changes next round may well move again
+        before = state
+        state = _remembered(state, got.ids, got["estimate"], got["n"], got["away"])
+        part = (state.n > 0) & (scores(state) <= reject)
+        state = _updated(state, got, family, lam, pull, part)
+        change = _change(before, state, family, part)
         state = replace(state, settled=bool(tol) and steady and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
@@ -187,18 +192,15 @@ def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
     return both
 
 
-def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, reject: float) -> State:
-    """The central update, and the common scale."""
-    state = _remembered(state, got.ids, got["estimate"], got["n"], got["away"])
-    part = state.n > 0
-    if math.isfinite(reject):
-        part = part & (scores(state) <= reject)
+def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor) -> State:
+    """The central update of those who have a part in it [M], and the common scale."""
+    tilde = state.tilde[part]
     if pull:
-        at = family.coordinates(state.tilde[part], state.scale)
+        at = family.coordinates(tilde, state.scale)
         weight = central_weights(at, state.n[part], pull, family.coordinates(state.centre, state.scale))  # [M, R]
-        centre = (weight[..., None] * state.tilde[part]).sum(0)
+        centre = (weight[..., None] * tilde).sum(0)
     else:  # nobody is drawn to it, and any will do
-        centre = state.tilde[part].median(0).values
+        centre = tilde.median(0).values
     within = got["within"]
     scale = family.scale_of(got["scatter"], within) if float(within) > 0 else state.scale
     mean_weights = got["shares"] / got["shares"].sum().clamp(min=1e-300)
@@ -222,13 +224,14 @@ def estimates(state: State, family: Family, private: Tensors, n: Tensor) -> Tens
 def _estimate(family: Family, private: Tensors, centre: Tensor, scale: Tensor, reach: Tensor) -> Tensor:
     """Who missed the start is at the centre.  private of [..., C, R, P], centre [..., 1, R, P] -> [..., C, R, P]"""
     at = family.coordinates(private["tilde"] - centre, scale) if family.has_scale else None
-    theta = shrunk(private["tilde"], centre, reach.expand(private["weights"].shape), at)
+    reach = torch.where(private["alone"][..., None], 0.0, reach.expand(private["weights"].shape))
+    theta = shrunk(private["tilde"], centre, reach, at)
     return torch.where(private["begun"][..., None, None], theta, centre)
 
 
-def _change(before: State, after: State, family: Family) -> float:
-    """Largest move of an estimate, relative to the centres' typical length."""
-    both = (before.n > 0) & (after.n[: len(before.n)] > 0)
+def _change(before: State, after: State, family: Family, part: Tensor) -> float:
+    """Largest move of an estimate that has a part in the centre, relative to the centres' typical length."""
+    both = (before.n > 0) & part[: len(before.n)]
     moved = family.coordinates(after.tilde[: len(before.n)] - before.tilde, after.scale).norm(dim=-1)[both]
     size = family.coordinates(after.centre, after.scale).norm(dim=-1).mean().clamp(min=1.0, max=1e150)
     return float(moved.max().clamp(max=1e150) / size) if moved.numel() else 1e150
@@ -253,9 +256,7 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         weights = shrunk(weights, shared["mean_weights"][:, None], shared["share_weights"][:, None] / root[:, 0])
     gamma, likelihood = expect(family.log_density(theta, scale, data), weights, data)
     new = torch.where(present[:, None], shares(gamma, data), weights)  # Alg. 1: w_r = mean of gamma_ir
-    tilde = gradient_step(
-        family, theta, gamma, data, first=private["first_weights"], c_eta=shared["c_eta"], clip=shared["clip"]
-    )
+    tilde, along = gradient_step(family, theta, gamma, data, private, shared["c_eta"], shared["clip"])
     # a component without rows says nothing, so that distances count by their shares
     away = (family.coordinates(tilde - centre, scale).norm(dim=-1).clamp(max=1e150) * new).sum(-1)  # [S, C]
     middle, spread = shared["usual"][:, :1], shared["usual"][:, 1:]
@@ -272,8 +273,15 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         "loss": -likelihood,
     }
     first = torch.where(private["begun"][..., None], private["first_weights"], new)
-    begun = private["begun"] | present
-    return reply, {"tilde": tilde, "weights": new, "first_weights": first, "begun": begun}
+    begun, alone = private["begun"] | present, private["alone"] | (score > shared["reject"][:, None])
+    return reply, {
+        "tilde": tilde,
+        "weights": new,
+        "first_weights": first,
+        "along": along,
+        "begun": begun,
+        "alone": alone,
+    }
 
 
 def _on_batches(shared: dict[str, Any], private: Tensors, data: Block) -> tuple[Tensors, Tensors]:

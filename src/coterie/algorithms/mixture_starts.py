@@ -69,7 +69,10 @@ def fresh_mixture(n_components: int, family: Family) -> Tensors:
     """Private state of a client that missed the start: it begins at the centre, with equal weights."""
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     theta = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
-    return {"tilde": theta, "weights": equal, "first_weights": equal, "begun": torch.tensor(False)}
+    return {
+        "tilde": theta, "weights": equal, "first_weights": equal, "along": theta,
+        "begun": torch.tensor(False), "alone": torch.tensor(False),
+    }  # fmt: skip
 
 
 def aligned_start(family: Family, n_components: int, start: MixtureStart, seed: int) -> Run:
@@ -142,7 +145,7 @@ def fit_locally(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     weights = torch.where(present[:, None], weights, 1.0 / theta.shape[2])
     theta, weights = (value.expand(runs, *value.shape[1:]) for value in (theta, weights))
     kept = {"tilde": theta, "weights": weights, "first_weights": weights, "begun": present.expand(runs, -1)}
-    return {"theta": theta, "n": data.n[None]}, kept
+    return {"theta": theta, "n": data.n[None]}, {**private, **kept}
 
 
 def _best_start(shared: dict[str, Any], key: Tensor, scale: Tensor, data: Block) -> Tensor:
@@ -193,4 +196,4 @@ def renumber(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
         "within": (near * data.n).to(torch.float64),
         "rows": weights * data.n[:, None],
     }
-    return reply, {"tilde": theta, "weights": weights, "first_weights": weights, "begun": private["begun"]}
+    return reply, {**private, "tilde": theta, "weights": weights, "first_weights": weights}

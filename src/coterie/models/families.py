@@ -20,7 +20,6 @@ from coterie.protocol import Block, Tensors
 __all__ = ["Custom", "Family", "drawn_row", "drawn_rows", "expect", "gradient_step", "products", "shares", "sums"]
 
 _TINY = 1e-12  # weight that a component keeps at least, so that its logarithm exists
-_MEMORY = 0.98  # what a round leaves of the curvature that is remembered
 _LOWEST = -1e300  # log density of a row that is infinitely far from everything
 
 
@@ -69,8 +68,12 @@ class Family(Protocol):
         No row's own gradient is longer than `clip`.
         """
 
-    def curvature(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
-        """How much the objective bends along a direction: a step of one over it is the best there.  -> [S, C, R]"""
+    def curvature(self, direction: Tensor, slope: Tensor, gamma: Tensor, data: Block) -> tuple[Tensor, Tensor]:
+        """How much the objective bends, and a direction in which it bends more than in the given one.
+
+        It is the most that is known: no less than along the slope, so that a step of one over it is never too long.
+        -> [S, C, R], [S, C, R, P]
+        """
 
     def maximise(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """The exact M-step; a component without rows keeps its theta.  -> [S, C, R, P]"""
@@ -133,15 +136,15 @@ def gradient_step(
 ) -> tuple[Tensor, Tensor]:
     """Step along the gradient: c_eta over a component's first weight, and never more than c_eta of the best step.
 
-    The best step changes with the direction. It is remembered, so that steps become steady: where estimates are drawn to a
-    centre after each, steps that alternate would go on for ever.
+    That step is the best where the objective bends most; one that suits the gradient's own direction alone would swing for
+    ever where estimates are drawn to a centre after each.
 
     Parameters
     ----------
     theta, gamma : Tensor
         [S, C, R, P], [S, C, N, R]
     private : Tensors
-        first_weights [S, C, R], proportions at the start; bend [S, C, R], what was remembered.
+        first_weights [S, C, R], proportions at the start; along [S, C, R, P], where the objective bent most, or zero.
     c_eta : Tensor
         [S]
     clip : float
@@ -149,13 +152,14 @@ def gradient_step(
 
     Returns
     -------
-    theta, bend : Tensor
-        [S, C, R, P], and what to remember [S, C, R].
+    theta, along : Tensor
+        [S, C, R, P]
     """
     slope = family.ascent(theta, gamma, data, clip)
-    bend = torch.maximum(_MEMORY * private["bend"], family.curvature(slope, gamma, data))
+    known = (private["along"] != 0).any(-1, keepdim=True)
+    bend, along = family.curvature(torch.where(known, private["along"], 1.0), slope, gamma, data)
     length = c_eta[:, None, None] / torch.maximum(private["first_weights"], bend).clamp(min=1e-9)
-    return theta + length[..., None] * slope, bend
+    return theta + length[..., None] * slope, along
 
 
 def drawn_row(weight: Tensor, u: Tensor) -> Tensor:
@@ -241,9 +245,9 @@ class Custom:
         clients = torch.func.vmap(rows, in_dims=(0, with_y, 0))
         return torch.stack([clients(data.x, data.y, each) for each in theta.expand(-1, len(data.n), -1, -1)])
 
-    def curvature(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
+    def curvature(self, direction: Tensor, slope: Tensor, gamma: Tensor, data: Block) -> tuple[Tensor, Tensor]:
         """Unknown, taken as a Gaussian's: choose parameters of unit size, or lower c_eta."""
-        return shares(gamma, data)
+        return shares(gamma, data), direction
 
     def maximise(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """Some gradient steps, each as long as a component's weight allows."""

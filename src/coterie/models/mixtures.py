@@ -82,9 +82,9 @@ class Gaussian:
         slope, _ = self.slope(self.moments(gamma, data), theta)
         return slope / data.n.clamp(min=1)[:, None, None]
 
-    def curvature(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
+    def curvature(self, direction: Tensor, slope: Tensor, gamma: Tensor, data: Block) -> tuple[Tensor, Tensor]:
         """The same in all directions: a component's share."""
-        return shares(gamma, data)
+        return shares(gamma, data), direction
 
     def maximise(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """Weighted means."""
@@ -195,12 +195,18 @@ class Regression:
             residual = residual * (clip / length.clamp(min=_TINY)).clamp(max=1.0)
         return sums(gamma * residual * data.weights[..., None], x)
 
-    def curvature(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
-        """(1/n) sum_i gamma_ir <x_i, g>^2 / |g|^2 for the direction g; a component's share where there is none."""
-        unit = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-300)
-        along = products(self._features(data), unit).square()  # [S, C, N, R]
-        bend = torch.einsum("scnr,scnr,cn->scr", gamma, along, data.weights)
-        return torch.where(bend.isfinite() & (bend > 0), bend, shares(gamma, data))
+    def curvature(self, direction: Tensor, slope: Tensor, gamma: Tensor, data: Block) -> tuple[Tensor, Tensor]:
+        """A step of power iteration with A = (1/n) sum_i gamma_ir x_i x_i^T: |A g| / |g|, and A g / |A g|."""
+        image, along_slope = (self._bent(g, gamma, data) for g in (direction, slope))
+        bend = torch.maximum(image.norm(dim=-1), along_slope.norm(dim=-1).nan_to_num(nan=0.0, posinf=0.0))
+        good = bend.isfinite() & (bend > 0)
+        along = torch.where(good[..., None], image / image.norm(dim=-1, keepdim=True).clamp(min=1e-300), 0.0)
+        return torch.where(good, bend, shares(gamma, data)), along
+
+    def _bent(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
+        """(1/n) sum_i gamma_ir x_i <x_i, g> / |g|.  [S, C, R, P]"""
+        x, unit = self._features(data), direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+        return sums(gamma * data.weights[..., None] * products(x, unit), x)
 
     def maximise(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """Weighted least squares."""
