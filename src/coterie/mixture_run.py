@@ -85,7 +85,9 @@ class _Driven:
         self, phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
     ) -> tuple[list[Any], list[Tensors]]:
         engine = self.phases.engine(phase, rows)
-        done = self.phases.run(phase, rows, programs, state, self.phases.options.mixture.rounds, engine)
+        rounds = self.phases.options.mixture.rounds
+        total = min(rounds, _COUNTING) if phase.startswith("choose") else rounds  # candidates are not led to the end
+        done = self.phases.run(phase, rows, programs, state, total, engine)
         self.rounds[phase] = done.rounds
         return done.states, [engine.worker.private[run] for run in range(len(programs))]
 

@@ -58,12 +58,12 @@ class Settings:
     """
 
     model: Kind = "gmm"
-    h: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+    h: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     outliers: Outliers = "paper"
     methods: tuple[str, ...] = METHODS
     reps: int = 20
     rounds: int = 1000
-    tol: float = 1e-4
+    tol: float = 1e-3
     seed: int = 0
     jobs: int | None = None
 
