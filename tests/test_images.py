@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as clients: readers, rotations, augmentation."""
+"""Images as clients: readers, rotations."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from coterie import keys
 from coterie.data import images as module
 from coterie.data.images import (
     Images,
@@ -17,8 +16,8 @@ from coterie.data.images import (
     data_folder,
     digits,
     fashion_mnist,
-    flip_and_crop,
     mnist,
+    only_classes,
     rotated,
 )
 from coterie.data.ragged import Ragged
@@ -71,6 +70,38 @@ def test_cifar10_is_the_published_set(shared_data: Path) -> None:
     assert images.y_test[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
     # Published means of red, green and blue.
     assert (images.x_train.mean((0, 1, 2)) / 255).tolist() == pytest.approx([0.49140, 0.48216, 0.44653], abs=1e-5)
+
+
+def test_mnist_can_tell_who_wrote_each_image(shared_data: Path) -> None:
+    images = mnist(shared_data, writers=True)
+    assert images.writer_train is not None
+    assert images.writer_test is not None
+    assert mnist(shared_data).writer_train is None
+    assert len(np.unique(images.writer_train)) == 539
+    assert len(np.unique(images.writer_test)) == 297
+    assert not np.isin(images.writer_test, images.writer_train).any()
+
+
+def test_kept_classes_are_numbered_anew_and_keep_their_pictures_and_writers() -> None:
+    x = np.arange(12, dtype=np.uint8).reshape(12, 1, 1)
+    y = np.array([3, 1, 2, 0, 3, 1])
+    images = Images(x[:6], y, x[6:], y[::-1], writer_train=np.arange(6), writer_test=np.arange(6, 12))
+    kept = only_classes(images, [3, 1])
+    assert kept.y_train.tolist() == [0, 1, 0, 1]
+    assert kept.x_train.ravel().tolist() == [0, 1, 4, 5]
+    assert kept.y_test.tolist() == [1, 0, 1, 0]
+    assert kept.writer_train is not None
+    assert kept.writer_train.tolist() == [0, 1, 4, 5]
+    assert kept.writer_test is not None
+    assert kept.writer_test.tolist() == kept.x_test.ravel().tolist() == [6, 7, 10, 11]
+
+
+@pytest.mark.parametrize("classes", [[], [1, 1], [4], [-1]])
+def test_classes_that_are_not_there_cannot_be_kept(classes: list[int]) -> None:
+    y = np.array([0, 1, 2, 3])
+    images = Images(np.zeros((4, 1, 1), np.uint8), y, np.zeros((4, 1, 1), np.uint8), y)
+    with pytest.raises(DataError, match=r"among \[0, 1, 2, 3\]"):
+        only_classes(images, classes)
 
 
 def test_digits_are_split_without_loss() -> None:
@@ -238,53 +269,3 @@ def test_oblong_pictures_cannot_be_turned_by_a_quarter() -> None:
     with pytest.raises(DataError, match="use angles 0 and 180"):
         deal(images)
     assert deal(images, n_clients=4, angles=(0, 180)).train.shape == (24,)
-
-
-# -- augmentation -----------------------------------------------------------------------------------------------------
-def pictures_and_keys(C: int = 5, B: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.rand(C, B, 3, 8, 8, generator=torch.Generator().manual_seed(0)) + 1.0  # nowhere zero, all pixels differ
-    return x, keys.key(1, "augment", torch.arange(C)[:, None], torch.arange(B))
-
-
-def test_augmented_picture_is_a_crop_of_the_padded_picture_or_its_mirror() -> None:
-    x, each = pictures_and_keys()
-    out = flip_and_crop(x, each)
-    assert out.shape == x.shape
-    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
-    mirrored = torch.nn.functional.pad(x.flip(-1), (4, 4, 4, 4))
-    for c in range(5):
-        for b in range(7):
-            crops = [p[c, b, :, i : i + 8, j : j + 8] for p in (padded, mirrored) for i in range(9) for j in range(9)]
-            assert sum(torch.equal(out[c, b], crop) for crop in crops) == 1
-
-
-def test_places_and_mirrors_are_uniform() -> None:
-    n = 8100
-    x = torch.zeros(1, n, 1, 9, 9)
-    x[..., 4, 4], x[..., 4, 3] = 1.0, 2.0  # after padding by 4 the 1 can land on any of the 81 pixels
-    out = flip_and_crop(x, keys.key(torch.arange(n))[None])[0, :, 0]
-    places = (out == 1.0).double().sum(0)
-    assert float(places.sum()) == n
-    # 100 expected on each of 81 pixels: chi-square with 80 degrees of freedom is below 125 in 99.9 % of cases.
-    assert float(((places - 100) ** 2 / 100).sum()) < 125
-    mirrored = ((out[:, :, :-1] == 1.0) & (out[:, :, 1:] == 2.0)).any((1, 2)).double().mean()
-    # Seen unless the 1 lands in the last column: 1/2 x 8/9, standard error 0.0055.
-    assert float(mirrored) == pytest.approx(4 / 9, abs=0.025)
-
-
-def test_augmentation_depends_on_the_key_only() -> None:
-    x, each = pictures_and_keys()
-    out = flip_and_crop(x, each)
-    assert torch.equal(flip_and_crop(x[3:4, 2:5], each[3:4, 2:5]), out[3:4, 2:5])
-    assert torch.equal(flip_and_crop(x.flip(1), each.flip(1)), out.flip(1))
-    assert not torch.equal(flip_and_crop(x, each + 1), out)
-
-
-def test_without_padding_only_mirrors_remain() -> None:
-    x, each = pictures_and_keys()
-    out = flip_and_crop(x, each, padding=0)
-    same = (out == x).flatten(2).all(-1)
-    mirrored = (out == x.flip(-1)).flatten(2).all(-1)
-    assert bool((same ^ mirrored).all())
-    assert bool(same.any())
-    assert bool(mirrored.any())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as clients: readers, the rotated benchmark of IFCA, and augmentation for local training.
+"""Images as clients: readers, and the rotated benchmark of IFCA.
 
 Ghosh et al., NeurIPS 2020, Section 6.2: every image is turned by every angle, and for each angle the images are dealt,
 without replacement, to clients that hold only that angle. MNIST, Fashion-MNIST and CIFAR-10 are read from a folder
@@ -7,7 +7,8 @@ without replacement, to clients that hold only that angle. MNIST, Fashion-MNIST 
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,8 @@ __all__ = [
     "data_folder",
     "digits",
     "fashion_mnist",
-    "flip_and_crop",
     "mnist",
+    "only_classes",
     "rotated",
 ]
 
@@ -43,6 +44,8 @@ class Images:
         [N] classes, int64.
     white : int
         The largest value that a pixel can take.
+    writer_train, writer_test : ndarray, optional
+        [N] who wrote each image, where that is known.
     """
 
     x_train: np.ndarray
@@ -50,6 +53,8 @@ class Images:
     x_test: np.ndarray
     y_test: np.ndarray
     white: int = 255
+    writer_train: np.ndarray | None = None
+    writer_test: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +99,17 @@ def data_folder() -> Path:
     raise DataError("there is no folder ../shared/data", "set COTERIE_DATA to the folder that holds mnist.npz")
 
 
-def mnist(folder: Path | None = None) -> Images:
-    """Read MNIST: 60,000 and 10,000 grey images, 28 x 28, from ``mnist.npz``."""
-    return _grey("mnist.npz", folder)
+def mnist(folder: Path | None = None, *, writers: bool = False) -> Images:
+    """Read MNIST: 60,000 and 10,000 grey images, 28 x 28, from ``mnist.npz``.
+
+    With `writers` also who wrote them, from ``mnist_writer_ids.npz``: 539 people the training images, and 297 others the
+    test images.
+    """
+    images = _grey("mnist.npz", folder)
+    if not writers:
+        return images
+    who = _load("mnist_writer_ids.npz", folder)
+    return replace(images, writer_train=who["writer_train"], writer_test=who["writer_test"])
 
 
 def fashion_mnist(folder: Path | None = None) -> Images:
@@ -130,6 +143,33 @@ def digits(seed: int, *, test_share: float = 0.2) -> Images:
     n_test = round(test_share * len(x))
     test, train = order[:n_test], order[n_test:]
     return Images(x[train], y[train], x[test], y[test], white=16)
+
+
+def only_classes(images: Images, classes: Sequence[int]) -> Images:
+    """Keep the images of these classes, which are numbered anew, 0, 1, ..., in the given order.
+
+    Raises
+    ------
+    DataError
+        If there are no training or test images of a class.
+    """
+    wanted = np.array(classes, dtype=np.int64)
+    held = [np.isin(wanted, y) for y in (images.y_train, images.y_test)]
+    if not len(wanted) or len(np.unique(wanted)) < len(wanted) or not np.all(held):
+        there = sorted(set(images.y_train.tolist()) & set(images.y_test.tolist()))
+        raise DataError(f"cannot keep the classes {list(classes)}", f"choose different ones among {there}")
+    number = np.full(1 + max(images.y_train.max(), images.y_test.max()), -1)
+    number[wanted] = np.arange(len(wanted))
+    train, test = number[images.y_train] >= 0, number[images.y_test] >= 0
+    return Images(
+        images.x_train[train],
+        number[images.y_train[train]],
+        images.x_test[test],
+        number[images.y_test[test]],
+        images.white,
+        None if images.writer_train is None else images.writer_train[train],
+        None if images.writer_test is None else images.writer_test[test],
+    )
 
 
 def _grey(name: str, folder: Path | None) -> Images:
@@ -263,37 +303,3 @@ def _names(part: str, n_clients: int) -> np.ndarray:
 
 def _permutation(n: int, *parts: int | str) -> np.ndarray:
     return torch.randperm(n, generator=_keys.generator(*parts)).numpy()
-
-
-# -- augmentation -----------------------------------------------------------------------------------------------------
-def flip_and_crop(x: Tensor, keys: Tensor, *, padding: int = 4) -> Tensor:
-    """Mirror each picture with probability one half, pad it with zeros, and cut it to its size at a random place.
-
-    Parameters
-    ----------
-    x : Tensor
-        [C, B, Ch, H, W] pictures (any leading axes).
-    keys : Tensor
-        [C, B] a key for each picture, such as ``key(seed, round, "augment", client_keys[:, None], row_numbers)``: what
-        happens to a picture depends on its key only.
-    padding : int
-        Pixels added on each side.
-
-    Returns
-    -------
-    Tensor
-        [C, B, Ch, H, W] new pictures.
-    """
-    height, width = x.shape[-2:]
-    mirror, down, right = _keys.uniform(keys, 3).unsqueeze(-1).unbind(-2)  # [C, B, 1] each
-    row = torch.arange(height) + (down * (2 * padding + 1)).long() - padding  # [C, B, H]
-    col = torch.arange(width) + (right * (2 * padding + 1)).long() - padding  # [C, B, W]
-    inside = _within(row, height)[..., :, None] & _within(col, width)[..., None, :]  # [C, B, H, W]
-    col = torch.where(mirror < 0.5, width - 1 - col, col)
-    picked = x.gather(-2, row.clamp(0, height - 1)[..., None, :, None].expand(x.shape))
-    picked = picked.gather(-1, col.clamp(0, width - 1)[..., None, None, :].expand(x.shape))
-    return picked * inside[..., None, :, :]
-
-
-def _within(place: Tensor, size: int) -> Tensor:
-    return (place >= 0) & (place < size)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.data import images
+from coterie.data.augment import flip_and_crop
 from coterie.data.images import Rotated
 from coterie.models import Model, lenet, mlp
 from coterie.studies.rotated_settings import Settings, Task
@@ -32,7 +33,7 @@ def _perceptron(settings: Settings, data: Rotated) -> Model:
 
 def _convolutions(settings: Settings, data: Rotated) -> Model:
     channels, size, _ = data.train.shape
-    made = replace(lenet(channels, size, 10, flat=False), augment=images.flip_and_crop)
+    made = replace(lenet(channels, size, 10, flat=False), augment=flip_and_crop)
     kernel: Any = settings.kernel
     if kernel != "measured":
         return replace(made, kernel=kernel)
