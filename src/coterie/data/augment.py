@@ -82,7 +82,7 @@ class Flat:
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """Augment rows.  x [C, B, Ch H W], keys [C, B] -> [C, B, Ch H W]"""
-        return self.change(x.unflatten(-1, self.shape), keys).flatten(-3)
+        return self.change(x.reshape(*x.shape[:-1], *self.shape), keys).flatten(-3)
 
 
 def _within(place: Tensor, size: int) -> Tensor:
