@@ -15,6 +15,7 @@ from coterie.algorithms import fedavg as fed
 from coterie.algorithms import fedgmm as joint
 from coterie.algorithms import fedgrem as grem
 from coterie.algorithms import ifca as clustered
+from coterie.algorithms import linear_representation as linear
 from coterie.algorithms import moment_descent as moments
 from coterie.algorithms import one_shot as once
 from coterie.algorithms.anchors import Anchors
@@ -306,6 +307,16 @@ def one_shot_case(name: str, model: Dense = LINE, **options: Any) -> Case:
     return Case(name, program, once.State, draws_clients=True)
 
 
+def linear_case(name: str, **options: Any) -> Case:
+    about = {key: options.pop(key) for key in ("minibatch", "weight") if key in options}
+    options = {"n_features": 3, "rank": 2, "rounds": 4, "step_size": 0.05, **options}
+
+    def program(seed: int) -> Program:
+        return lambda state: linear.linear_representation(state, seed=seed, **options)
+
+    return Case(name, program, linear.State, **about)
+
+
 SINGULAR = 1e4  # see Case.rounding
 LAPLACE = Custom(lambda x, y, theta: -(x - theta).abs().sum(), 3, lambda x, u: x + u, steps=2)
 MIXTURE: dict[str, Any] = {"n_components": 2, "rounds": 4, "start": MixtureStart(restarts=2, iterations=4)}
@@ -391,4 +402,7 @@ CASES: list[Case] = [
     em_case("tgmm", Gaussian(3), sharing="tgmm"),
     fedgmm_case("fedgmm", Regression(3)),
     fedgmm_case("fedgmm-rows", Gaussian(3)),
+    linear_case("linear-representation"),
+    linear_case("linear-representation-by-rows", start="random", weighting="rows", weight="rows"),
+    linear_case("linear-representation-minibatch", batch_size=3, minibatch=True),
 ]
