@@ -183,7 +183,8 @@ def moment_start(
 def _orthonormal(b: Tensor) -> Tensor:
     """QR, with the signs that make it unique.  [D, K]"""
     q, r = torch.linalg.qr(b)
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(b.dtype)
+    out: Tensor = q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(b.dtype)
+    return out
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------

@@ -88,4 +88,5 @@ def principal_distance(a: Tensor, b: Tensor) -> Tensor:
     """
     a, b = torch.linalg.qr(a).Q, torch.linalg.qr(b).Q
     outside = b - a @ (a.mT @ b)  # the part of b outside a's space: exact also for tiny angles
-    return torch.linalg.matrix_norm(outside, 2).clamp(max=1.0)
+    sine: Tensor = torch.linalg.matrix_norm(outside, 2)
+    return sine.clamp(max=1.0)
