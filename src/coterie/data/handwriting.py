@@ -57,7 +57,7 @@ def _read_emnist(place: Path, split: str, part: str) -> tuple[np.ndarray, np.nda
     y = _read_idx(place / f"emnist-{split}-{part}-labels-idx1-ubyte", 1)
     if len(x) != len(y):
         raise DataError(f"{place} has {len(x)} {part} images and {len(y)} labels", "copy the files again")
-    return x.transpose(0, 2, 1), y.astype(np.int64) - (split == "letters")
+    return x.transpose(0, 2, 1).copy(), y.astype(np.int64) - (split == "letters")
 
 
 def _read_idx(path: Path, axes: int) -> np.ndarray:
