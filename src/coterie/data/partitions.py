@@ -97,7 +97,7 @@ def _most(pools: Sequence[np.ndarray], held: np.ndarray) -> int:
     """Rows that there are for every client, equally many of each of its classes."""
     holders = np.bincount(held.ravel(), minlength=len(pools))
     least: int = min(len(pool) // n for pool, n in zip(pools, holders.tolist(), strict=True) if n)
-    return held.shape[1] * least
+    return int(held.shape[1] * least)
 
 
 def _deal_rows(
