@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.studies import ifca_rotated, ifca_synthetic, rotated_tasks
 from coterie.studies.common import Outcome
-from coterie.studies.mixture_commands import app
+from coterie.studies.personal_commands import app
 
 # Easy: a cluster has 300 rows for 20 features, so the oracle's error is sigma sqrt(20 / 300) = 0.26 sigma.
 EASY = replace(
@@ -217,7 +217,8 @@ def test_without_a_name_the_studies_are_listed():
     names = ["ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-digits", "ifca-rotated-cifar"]
     names += ["mixed-regression", "mixed-regression-scaling"]
     names += [f"fedgrem-{name}" for name in ("simulation", "pendigits", "mnist", "fashion", "adversarial")]
-    assert [line.split()[0] for line in shown.stdout.splitlines()[1:12]] == names
+    names += ["srpfl-linear"]
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1 : len(names) + 1]] == names
     assert list(command()["studies"]) == names
 
 

@@ -25,7 +25,7 @@ from coterie.mixture_tables import adoptions, components
 from coterie.report import write_report
 from coterie.runs import begin_run, finish_run, is_finished, read_options, summary
 from coterie.screen import complain, err, progress, show, show_findings, show_mixture, warn
-from coterie.studies import digits_demo, mixture_commands
+from coterie.studies import digits_demo, personal_commands
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
 __all__ = ["app", "main"]
@@ -37,7 +37,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(mixture_commands.app, name="study")
+app.add_typer(personal_commands.app, name="study")
 
 Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie study srpfl-...`: straggler-resilient personalisation on the command line."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from coterie.studies import srpfl_linear as linear
+from coterie.studies.commands import Clients, Jobs, Json, Quick, Rounds, Seed, Seeds, StepSize, stated
+from coterie.studies.common import named, progress, show
+from coterie.studies.mixture_commands import app
+
+__all__ = ["app"]
+
+Communication = Annotated[float | None, typer.Option(help="Virtual seconds of every exchange.")]
+
+
+@app.command(linear.NAME)
+def srpfl_linear(
+    clients: Clients = None,
+    rows: Annotated[int | None, typer.Option(help="Rows of each client.")] = None,
+    features: Annotated[int | None, typer.Option(help="Features.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Dimensions of the representation.")] = None,
+    noise: Annotated[float | None, typer.Option(help="Standard deviation of the noise.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows of a client in a round.")] = None,
+    step_size: StepSize = None,
+    rounds: Rounds = None,
+    first: Annotated[int | None, typer.Option(help="Clients of SRPFL's first stage.")] = None,
+    stages: Annotated[
+        str | None, typer.Option(help="When a stage is over: fixed (rounds), theory (Lemma B.1) or adaptive.")
+    ] = None,
+    stage_rounds: Annotated[int | None, typer.Option(help="Rounds of each of SRPFL's fixed stages.")] = None,
+    speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(linear.SPEEDS)}.")] = None,
+    communication: Communication = None,
+    methods: Annotated[str | None, typer.Option(help=f"Comma-separated, of {', '.join(linear.METHODS)}.")] = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Algorithm 2 of SRPFL on planted linear representations: distance by round and by virtual time, against FedRep."""
+    given: dict[str, Any] = {"clients": clients, "rows": rows, "features": features, "rank": rank, "noise": noise}
+    given |= {"batch_size": batch_size, "step_size": step_size, "rounds": rounds, "first": first}
+    given |= {"stages": stages, "stage_rounds": stage_rounds, "speeds": speeds, "communication": communication}
+    given |= {"methods": named("--methods", methods, linear.METHODS), "jobs": jobs, "seeds": seeds}
+    chosen = replace(linear.settings(quick=quick), seed=seed, **stated(given))
+    with progress() as tell:
+        outcome = linear.run(chosen, tell)
+    show(outcome, linear.COLUMNS, caption=linear.CAPTION, as_json=as_json)
