@@ -27,6 +27,7 @@ from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
 from coterie.models import Dense, linear_regression, softmax_regression
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
+from coterie.participation import Turnout
 from coterie.protocol import Algorithm, Ask, Block
 
 Program = Callable[[Any], Algorithm]
@@ -97,8 +98,10 @@ class Only:
 
     ids: tuple[int, ...]
 
-    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        return torch.tensor(self.ids, dtype=torch.int64), torch.tensor(self.ids, dtype=torch.int64)
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
+        return Turnout(torch.tensor(self.ids, dtype=torch.int64), torch.tensor(self.ids, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,13 @@ class Late:
     silent: tuple[int, ...] = ()
     ask_late: bool = True
 
-    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
         everyone = torch.arange(len(clients))
         here = (everyone + round_) % 3 != 0
         answered = everyone[:0] if round_ in self.silent else everyone[here]
-        return (everyone if self.ask_late else answered), answered
+        return Turnout(everyone if self.ask_late else answered, answered)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

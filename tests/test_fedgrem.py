@@ -19,7 +19,7 @@ from coterie.data.mixtures import PlantedMixture, matched, planted_mixture
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
-from coterie.participation import Sampled
+from coterie.participation import Sampled, Turnout
 from helpers import Only, one_block, ragged, run_one, spying, state_tensors
 
 FEW = MixtureStart(restarts=3, iterations=8)
@@ -240,7 +240,7 @@ class Turns:
 
     rounds: tuple[tuple[int, ...], ...]
 
-    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def choose(self, round_: int, clients: Tensor, seed: int, *how: Any) -> Turnout:
         return Only(self.rounds[min(round_, len(self.rounds) - 1)]).choose(round_, clients, seed)
 
 

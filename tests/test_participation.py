@@ -14,15 +14,16 @@ CLIENTS = keys.name_keys(NAMES)
 
 
 def sampled(share: float, round_: int, seed: int, clients: torch.Tensor = CLIENTS) -> list[int]:
-    asked, answered = Sampled(share).choose(round_, clients, seed)
-    assert torch.equal(asked, answered)
+    who = Sampled(share).choose(round_, clients, seed)
+    asked = who.asked
+    assert torch.equal(asked, who.answered)
     assert torch.equal(asked, asked.unique())  # ascending, nobody twice
     return asked.tolist()
 
 
 def test_everyone_is_everyone() -> None:
-    asked, answered = Everyone().choose(3, CLIENTS, 0)
-    assert asked.tolist() == answered.tolist() == list(range(200))
+    who = Everyone().choose(3, CLIENTS, 0)
+    assert who.asked.tolist() == who.answered.tolist() == list(range(200))
 
 
 def test_a_sample_is_reproducible_and_changes_with_round_and_seed() -> None:

@@ -343,6 +343,9 @@ class Ask:
         Local work, in gradient steps, for clocks.
     scratch : int
         Numbers that the step holds for every row and run besides the row itself, so that workers can size their blocks.
+    enough : int, optional
+        How many answers will do: the engine goes on with the fastest, of those whom the participation policy chooses. Whom
+        `to` names is waited for.
     """
 
     step: Step
@@ -353,6 +356,7 @@ class Ask:
     fresh: Mapping[str, Tensor] = field(default_factory=dict)
     work: float = 1.0
     scratch: int = 1
+    enough: int | None = None
 
 
 @dataclass(frozen=True)
@@ -373,11 +377,14 @@ class Replies:
         Clients that answered; the order of stacked fields.
     missing : Tensor
         Clients that were asked and were late or failed.
+    elapsed : float
+        Seconds that it took, by the engine's clock; 0 without one.
     """
 
     values: Mapping[str, Any]
     ids: Tensor
     missing: Tensor
+    elapsed: float = 0.0
 
     @property
     def n(self) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -50,17 +50,32 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def to_record(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Take a state (a dataclass of tensors and numbers) apart: its tensors, and the rest for JSON."""
-    values = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    return tensors, {name: value for name, value in values.items() if name not in tensors}
+    """Take a state (a dataclass of tensors, numbers and at most one further state) apart: its tensors, the rest for JSON."""
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {}
+    for each in dataclasses.fields(state):
+        value = getattr(state, each.name)
+        if isinstance(value, Tensor):
+            tensors[each.name] = value
+        elif dataclasses.is_dataclass(value):
+            own, rest[each.name] = to_record(value)
+            tensors |= {f"{each.name}/{name}": inner for name, inner in own.items()}
+        else:
+            rest[each.name] = value
+    return tensors, rest
 
 
 def from_record(kind: type[T], tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> T:
-    """Put a state together again."""
+    """Put a state together again; one that holds another is given as `Outer[Inner]`."""
+    values: dict[str, Any] = {name: value for name, value in tensors.items() if "/" not in name} | dict(rest)
     try:
-        return kind(**tensors, **rest)
-    except TypeError as error:
+        for name, value in rest.items():
+            if isinstance(value, dict):
+                own = {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
+                (inner,) = get_args(kind)
+                values[name] = from_record(inner, own, value)
+        return kind(**values)
+    except (TypeError, ValueError) as error:
         raise RunError(
             f"the checkpoint holds another kind of state: {error}", "continue with the options that it was begun with"
         ) from None

@@ -14,7 +14,7 @@ from coterie.data.ragged import BLOCK_BYTES, Ragged
 from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, to_record
 from coterie.engines.worker import Answer, Worker
 from coterie.errors import RunError
-from coterie.participation import Everyone, Participation
+from coterie.participation import Clock, Everyone, Participation, Turnout, turn_out
 from coterie.protocol import Algorithm, Ask, Replies, Save
 
 __all__ = ["Finished", "InProcess", "Program", "Round"]
@@ -24,7 +24,7 @@ Program = Callable[[Any], Algorithm]  # an algorithm with all its options; given
 
 @dataclass(frozen=True)
 class Round:
-    """What happened between two saves of a run."""
+    """What happened between two saves of a run; `time` is what the engine's clock says since the run began."""
 
     run: int
     round: int
@@ -33,6 +33,7 @@ class Round:
     bytes_up: int
     bytes_down: int
     info: Mapping[str, Any] = field(default_factory=dict)
+    time: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ class InProcess:
         The clients' rows.
     participation : Participation
         Who takes part in a round.
+    clock : Clock, optional
+        What time it takes them, and who is fast.
     seed : int
-        What participation is drawn from.
+        What participation and virtual time are drawn from.
     block_bytes : int
         Memory that a block of clients may take.
     """
@@ -63,17 +66,19 @@ class InProcess:
         rows: Ragged,
         *,
         participation: Participation | None = None,
+        clock: Clock | None = None,
         seed: int = 0,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.worker = Worker(rows, block_bytes=block_bytes)
         self.participation = participation or Everyone()
+        self.clock = clock
         self.seed = seed
 
     def ask(self, ask: Ask, *, run: int = 0) -> Replies:
         """Put one question to everyone (or to whom it names), outside any round."""
         ids = torch.arange(self.worker.rows.n_clients) if ask.to is None else ask.to
-        return _finish(ask, self.worker.answer({run: ask}, ids)[run], ids)
+        return _finish(ask, self.worker.answer({run: ask}, ids)[run], ids, 0.0)
 
     def run(
         self,
@@ -122,6 +127,7 @@ class _Drive:
         self.engine, self.programs, self.watch = engine, programs, watch
         self.states: list[Any] = [None] * len(programs)
         self.rounds: list[Round] = []
+        self.times = [0.0] * len(programs)
         self.barrier = 0  # rounds that all unfinished runs have completed
         self.generators: dict[int, Algorithm] | None = None
         self.returned: dict[int, Any] = {}
@@ -135,6 +141,8 @@ class _Drive:
             )
         self.barrier = document["barrier"]
         self.rounds = [Round(**record) for record in document["rounds"]]
+        for done in self.rounds:
+            self.times[done.run] = done.time
         for run, rest in enumerate(document["states"]):
             if rest is not None:
                 own = {k.split("/", 2)[2]: v for k, v in tensors.items() if k.startswith(f"state/{run}/")}
@@ -196,23 +204,40 @@ class _Drive:
             waiting[run] = wanted
 
     def _answer(self, waiting: Mapping[int, Ask], tallies: "Mapping[int, _Tally]") -> dict[int, Replies]:
-        worker = self.engine.worker
-        policy_asked, policy_answered = self.engine.participation.choose(
-            self.barrier, worker.rows.keys, self.engine.seed
-        )
+        worker, clock = self.engine.worker, self.engine.clock
         replies: dict[int, Replies] = {}
-        for runs in _same_clients(waiting):
-            to = waiting[runs[0]].to
-            asked, answered = (policy_asked, policy_answered) if to is None else (to, to)
+        for runs, who in self._turnouts(waiting):
             fresh = {run: run not in worker.private for run in runs}
-            for run, answer in worker.answer({run: waiting[run] for run in runs}, answered).items():
-                replies[run] = _finish(waiting[run], answer, asked)
-                tallies[run].count(waiting[run], answer, len(asked), len(answered), fresh[run])
+            begin = time.perf_counter()
+            answers = worker.answer({run: waiting[run] for run in runs}, who.answered)
+            elapsed = 0.0 if clock is None else clock.elapsed(who.seconds, time.perf_counter() - begin)
+            for run, answer in answers.items():
+                replies[run] = _finish(waiting[run], answer, who.asked, elapsed)
+                tallies[run].count(waiting[run], answer, who, fresh[run], elapsed)
         return replies
+
+    def _turnouts(self, waiting: Mapping[int, Ask]) -> list[tuple[list[int], Turnout]]:
+        """Group runs that hear the same clients at the same time: they share a pass over the rows."""
+        engine, clients = self.engine, self.engine.worker.rows.keys
+        groups: list[tuple[list[int], Turnout]] = []
+        for alike in _same_addressees(waiting):
+            ask = waiting[alike[0]]
+            who = turn_out(
+                engine.participation, engine.clock, ask, round_=self.barrier, clients=clients, seed=engine.seed
+            )
+            for runs, other in groups:
+                if who.same_as(other):
+                    runs.extend(alike)
+                    break
+            else:
+                groups.append((alike, who))
+        return groups
 
     def _record(self, run: int, save: Save, tally: "_Tally", seconds: float) -> None:
         self.states[run] = save.state
-        done = Round(run, self.barrier - 1, seconds, tally.participants, tally.up, tally.down, dict(save.info))
+        self.times[run] += tally.elapsed
+        info, now = dict(save.info), self.times[run]
+        done = Round(run, self.barrier - 1, seconds, tally.participants, tally.up, tally.down, info, now)
         self.rounds.append(done)
         if self.watch is not None:
             self.watch(done)
@@ -220,35 +245,41 @@ class _Drive:
 
 @dataclass
 class _Tally:
-    """Bytes and participants between two saves."""
+    """Bytes, participants and time between two saves."""
 
     up: int = 0
     down: int = 0
     participants: int = 0
+    elapsed: float = 0.0
 
-    def count(self, ask: Ask, answer: Answer, asked: int, answered: int, fresh: bool) -> None:
+    def count(self, ask: Ask, answer: Answer, who: Turnout, fresh: bool, elapsed: float) -> None:
         values = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]  # private state begins only once
         sent = sum(v.nbytes if isinstance(v, Tensor) else 8 for v in values)
-        self.down += asked * sent + sum(v.nbytes for v in ask.each.values())
+        self.down += len(who.asked) * sent + sum(v.nbytes for v in ask.each.values())
         self.up += answer.bytes_up
-        self.participants = max(self.participants, answered)
+        self.participants = max(self.participants, len(who.answered))
+        self.elapsed += elapsed
 
 
-def _same_clients(asks: Mapping[int, Ask]) -> list[list[int]]:
-    """Group runs that ask the same clients: they share a pass over the rows."""
-    groups: list[tuple[Tensor | None, list[int]]] = []
+def _same_addressees(asks: Mapping[int, Ask]) -> list[list[int]]:
+    """Group runs whose asks go to the same clients, for the same work, and want as many answers."""
+    groups: list[tuple[Ask, list[int]]] = []
     for run, ask in asks.items():
-        for to, runs in groups:
-            if (to is None and ask.to is None) or (to is not None and ask.to is not None and torch.equal(to, ask.to)):
+        for first, runs in groups:
+            if (first.work, first.enough) == (ask.work, ask.enough) and _same_names(first.to, ask.to):
                 runs.append(run)
                 break
         else:
-            groups.append((ask.to, [run]))
+            groups.append((ask, [run]))
     return [runs for _, runs in groups]
 
 
-def _finish(ask: Ask, answer: Answer, asked: Tensor) -> Replies:
+def _same_names(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _finish(ask: Ask, answer: Answer, asked: Tensor, elapsed: float) -> Replies:
     """Make of the merged parts what the algorithm sees."""
     values = {name: ask.fold[name].finish({k: v[0] for k, v in part.items()}) for name, part in answer.parts.items()}
     everybody = len(answer.ids) == len(asked)
-    return Replies(values, answer.ids, asked[:0] if everybody else asked[~torch.isin(asked, answer.ids)])
+    return Replies(values, answer.ids, asked[:0] if everybody else asked[~torch.isin(asked, answer.ids)], elapsed)

@@ -1,6 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a round: policies that an engine is given, whatever the algorithm."""
+"""Who takes part in a round and what time it takes: policies and clocks that an engine is given, whatever the algorithm."""
 
-from coterie.participation.policies import Everyone, Participation, Sampled
+from coterie.participation.clocks import (
+    Clock,
+    DynamicExponential,
+    Exponential,
+    LogNormal,
+    Speeds,
+    Trace,
+    VirtualClock,
+    WallClock,
+)
+from coterie.participation.policies import Deadline, Everyone, FastestFirst, FirstReplies, Sampled, Then
+from coterie.participation.turnout import Participation, Turnout, turn_out
 
-__all__ = ["Everyone", "Participation", "Sampled"]
+__all__ = [
+    "Clock",
+    "Deadline",
+    "DynamicExponential",
+    "Everyone",
+    "Exponential",
+    "FastestFirst",
+    "FirstReplies",
+    "LogNormal",
+    "Participation",
+    "Sampled",
+    "Speeds",
+    "Then",
+    "Trace",
+    "Turnout",
+    "VirtualClock",
+    "WallClock",
+    "turn_out",
+]

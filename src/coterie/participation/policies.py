@@ -1,39 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Participation policies: who is asked in a round, and who of them answers in time."""
+"""Participation policies: who is asked in a round, and who of them answers in time.
 
+Every policy goes with every algorithm. Who is fast is for the clock to say; without one all are, and lots decide.
+"""
+
+import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from coterie import keys
 from coterie.errors import ConfigError
+from coterie.participation.turnout import Participation, Turnout, fastest
 
-__all__ = ["Everyone", "Participation", "Sampled"]
-
-
-class Participation(Protocol):
-    """A policy: which of the clients are asked in a round, and which of those answer."""
-
-    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Choose among clients, given by their keys [M].
-
-        Returns
-        -------
-        asked, answered : Tensor
-            Client numbers, ascending; who answers is among the asked.
-        """
+__all__ = ["Deadline", "Everyone", "FastestFirst", "FirstReplies", "Sampled", "Then"]
 
 
 @dataclass(frozen=True)
 class Everyone:
     """All clients, every round."""
 
-    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
         """Ask all."""
         everyone = torch.arange(len(clients))
-        return everyone, everyone
+        return Turnout(everyone, everyone)
 
 
 @dataclass(frozen=True)
@@ -42,20 +35,116 @@ class Sampled:
 
     Parameters
     ----------
-    share : float
+    share : float, optional
         Part of the clients, above 0 and at most 1; at least one client is asked.
+    number : int, optional
+        How many clients, in place of a share; all, where there are fewer.
     """
 
-    share: float
+    share: float | None = None
+    number: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        if (self.share is None) == (self.number is None):
+            raise ConfigError("a sample needs a share of the clients or their number", "give one of them")
+        if self.share is not None and not 0 < self.share <= 1:
             raise ConfigError(
                 f"participation is {self.share}, which is not a share of the clients", "give 0 < share <= 1"
             )
+        if self.number is not None:
+            _at_least_one(self.number)
 
-    def choose(self, round_: int, clients: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
         """Ask those whose keyed draw is smallest."""
+        size = self.number if self.share is None else max(1, round(self.share * len(clients)))
         u = keys.uniform(keys.key(seed, round_, "participation", clients), 1)[:, 0]
-        asked = u.argsort(stable=True)[: max(1, round(self.share * len(clients)))].sort().values
-        return asked, asked
+        asked = u.argsort(stable=True)[:size].sort().values
+        return Turnout(asked, asked)
+
+
+@dataclass(frozen=True)
+class FastestFirst:
+    """The fastest clients only, where speeds are known before: nobody else is asked.
+
+    Parameters
+    ----------
+    n : int, optional
+        How many; by default as many as the algorithm says are enough (`Ask.enough`), or all.
+    """
+
+    n: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n is not None:
+            _at_least_one(self.n)
+
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
+        """Ask the fastest."""
+        n = min(len(clients) if each is None else each for each in (self.n, enough))
+        asked = fastest(torch.arange(len(clients)), n, round_, clients, seed, times)
+        return Turnout(asked, asked)
+
+
+@dataclass(frozen=True)
+class FirstReplies:
+    """Ask everyone and go on with the first n answers: the fastest clients, without knowing who they are (Remark 3.2)."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.n)
+
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
+        """Hear the fastest."""
+        everyone = torch.arange(len(clients))
+        return Turnout(everyone, fastest(everyone, self.n, round_, clients, seed, times))
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Ask everyone and go on with the answers that are there in time; if some are not, the whole time has passed."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise ConfigError(f"the deadline is {self.seconds} seconds", "give a number above 0")
+
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
+        """Hear who is in time."""
+        everyone = torch.arange(len(clients))
+        if times is None or bool((times <= self.seconds).all()):
+            return Turnout(everyone, everyone)
+        return Turnout(everyone, everyone[times <= self.seconds], until=self.seconds)
+
+
+@dataclass(frozen=True)
+class Then:
+    """One policy among those whom another asks: `Then(Sampled(number=20), FirstReplies(5))`."""
+
+    first: Participation
+    second: Participation
+
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Turnout:
+        """Choose twice; who answers does so to both."""
+        some = self.first.choose(round_, clients, seed, times)
+        ids = some.asked
+        fewer = self.second.choose(round_, clients[ids], seed, None if times is None else times[ids], enough)
+        answered = ids[fewer.answered]
+        answered = answered[torch.isin(answered, some.answered)]
+        return Turnout(ids[fewer.asked], answered, until=max(some.until, fewer.until))
+
+
+def _at_least_one(n: int) -> None:
+    if n < 1:
+        raise ConfigError(f"{n} clients cannot take part", "give at least 1")

@@ -99,7 +99,7 @@ def _trained_on(method: str, settings: Settings, data: Rotated, seed: int) -> Ro
     """Keep a sample of the clients for local models where not everybody takes part in a round."""
     if method != "local" or settings.participation == 1:
         return data
-    ids, _ = Sampled(settings.participation).choose(0, data.train.keys, seed)
+    ids = Sampled(settings.participation).choose(0, data.train.keys, seed).asked
     return replace(data, train=data.train.only(ids.numpy()), truth=data.truth[ids])
 
 
