@@ -20,6 +20,7 @@ __all__ = [
     "Measured",
     "Placed",
     "adjusted_rand",
+    "judged",
     "match_errors",
     "match_labels",
     "match_models",
@@ -134,15 +135,16 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
 def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's given model on its rows."""
     scores = chosen(outputs(shared["model"], shared["theta"], data), each["label"])  # [S, C, N, O]
-    return _judged(shared["model"], scores, data), {}
+    return judged(shared["model"], scores, data), {}
 
 
 def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's private model on its rows, and leave it as it is."""
-    return _judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
+    return judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
 
 
-def _judged(model: Model, scores: Tensor, data: Block) -> Tensors:
+def judged(model: Model, scores: Tensor, data: Block) -> Tensors:
+    """Loss and accuracy (or squared error) of every client, from its model's outputs.  [S, C, N, O] -> [S, C] each"""
     loss = client_losses(model, scores, data)  # [S, C]
     right = loss
     if model.loss == "cross_entropy":

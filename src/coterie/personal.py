@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well do personal models serve clients? Each is judged with its own stored part, and all of them count.
+
+A model's parameters are in two parts: `theta`, which everybody shares, and the personal part, which is private state of the
+client (`personal`, and `begun`: whether the client ever trained it). A client that was never visited, or is brand new, fits
+its personal part to its own training rows first, with the shared part fixed; then every client is judged on its own test
+rows. All of that happens on copies: measuring leaves the model, the private state and the rows as they are, bit by bit.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import keys
+from coterie.data.ragged import Ragged
+from coterie.engines.in_process import InProcess
+from coterie.errors import ConfigError, DataError
+from coterie.evaluate import Measured, judged
+from coterie.local import Training, own_outputs, train
+from coterie.models import Model
+from coterie.models.split import Split, split, tail
+from coterie.protocol import Ask, Block, Stack, Tensors
+
+__all__ = [
+    "Distribution",
+    "Fit",
+    "PersonalMeasured",
+    "distribution",
+    "fit_personal_ask",
+    "judge_personal_ask",
+    "measure_personal",
+]
+
+_DECILE = 0.1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a client that has no personal part gets one.
+
+    Attributes
+    ----------
+    start : Tensor
+        [P - Q] where it begins, such as the algorithm's own start.
+    step_size : float
+        Of its training.
+    training : Training
+        What it does with its rows.
+    seed : int
+        What minibatches are drawn from.
+    """
+
+    start: Tensor
+    step_size: float
+    training: Training
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PersonalMeasured(Measured):
+    """How well its personal model serves each of M clients."""
+
+    fitted: Tensor  # [M] whether the personal part was fitted for this, because the client had none
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How a figure is spread over clients, who count alike however many rows they have.
+
+    Attributes
+    ----------
+    values : Tensor
+        [M] each client's figure; not a number for clients without rows, who do not count.
+    mean, median : float
+        Over clients.
+    worst_decile, best_decile : float
+        Mean over the tenth of the clients who fare worst, and best; one client at least.
+    """
+
+    values: Tensor
+    mean: float
+    median: float
+    worst_decile: float
+    best_decile: float
+
+    @classmethod
+    def of(cls, values: Tensor, rows: Tensor, *, larger_is_better: bool = True) -> "Distribution":
+        """Describe clients' figures [M], which rest on so many rows [M]; a model that diverged is the worst there is.
+
+        Raises
+        ------
+        DataError
+            If no client has rows.
+        """
+        if not bool((rows > 0).any()):
+            raise DataError("no client has a row to be judged by", "give clients test rows")
+        values = values.double().nan_to_num(nan=-torch.inf if larger_is_better else torch.inf)
+        ranked = values[rows > 0].sort(descending=larger_is_better).values  # the best first
+        few = math.ceil(_DECILE * len(ranked))
+        return cls(
+            torch.where(rows > 0, values, torch.nan),
+            float(ranked.mean()),
+            float(ranked.quantile(0.5)),
+            float(ranked[-few:].mean()),
+            float(ranked[:few].mean()),
+        )
+
+
+def distribution(model: Model, measured: Measured) -> Distribution:
+    """Tell how accuracy (for numbers: the mean squared error) is spread over clients."""
+    return Distribution.of(measured.right, measured.rows, larger_is_better=model.loss == "cross_entropy")
+
+
+def measure_personal(
+    model: Model,
+    theta: Tensor,
+    private: Mapping[str, Tensor] | None,
+    *,
+    personal: tuple[str, ...],
+    rows: Ragged,
+    train_rows: Ragged,
+    fit: Fit,
+) -> PersonalMeasured:
+    """Judge every client on its rows, with its own stored personal part.
+
+    Parameters
+    ----------
+    model : Model
+        Both parts together.
+    theta : Tensor
+        [Q] the shared part.
+    private : mapping, optional
+        The clients' private state, `personal` [M, P - Q] and `begun` [M], such as ``engine.worker.private[run]``. None, or
+        empty, for brand-new clients.
+    personal : tuple of str
+        The personal layers, by the beginnings of their names.
+    rows : Ragged
+        What clients are judged on.
+    train_rows : Ragged
+        The same clients' training rows, which those without a personal part fit it to.
+    fit : Fit
+        How they do that.
+
+    Returns
+    -------
+    PersonalMeasured
+        Loss, accuracy and rows of every client. Nothing that was given has changed.
+
+    Raises
+    ------
+    DataError
+        If rows and private state are not of the same clients.
+    """
+    parts = split(model, personal)
+    kept = _copied(private, rows, train_rows, fit)
+    new = ~kept["begun"]  # [M]
+    if bool(new.any()):
+        _ask(train_rows, kept, fit_personal_ask(model, theta, parts, fit, to=new.nonzero()[:, 0]))
+    values = _ask(rows, kept, judge_personal_ask(model, theta, parts))
+    return PersonalMeasured(**values, fitted=new)
+
+
+def _copied(private: Mapping[str, Tensor] | None, rows: Ragged, train_rows: Ragged, fit: Fit) -> Tensors:
+    """Copy the clients' private state, so that evaluation cannot touch it; new clients begin at the start."""
+    if not np.array_equal(rows.names, train_rows.names):
+        raise DataError("the rows to judge by are not of the clients who train", "give both sides of one partition")
+    if not private:
+        begun = torch.zeros(rows.n_clients, dtype=torch.bool)
+        return {"personal": fit.start.repeat(rows.n_clients, 1), "begun": begun}
+    if len(private["begun"]) != rows.n_clients:
+        raise DataError(
+            f"private state is of {len(private['begun'])} clients and rows are of {rows.n_clients}",
+            "give the rows of the clients that were trained; new clients have no private state: None",
+        )
+    return {name: private[name].clone() for name in ("personal", "begun")}
+
+
+def _ask(rows: Ragged, private: Tensors, ask: Ask) -> Mapping[str, Any]:
+    """Put a question to clients with these rows and this private state, which their answers may change."""
+    engine = InProcess(rows)
+    engine.worker.private = {0: private}
+    return engine.ask(ask).values
+
+
+def fit_personal_ask(model: Model, theta: Tensor, parts: Split, fit: Fit, to: Tensor | None = None) -> Ask:
+    """Ask clients that have no personal part to fit one; it stays with them, and they still count as not begun."""
+    if fit.training.exact:
+        raise ConfigError("an exact proximal step moves all of a model", "fit personal parts in steps: exact=False")
+    return Ask(
+        fit_personal,
+        {
+            "model": model,
+            "parts": parts,
+            "theta": theta,
+            "step_size": torch.tensor(fit.step_size, dtype=torch.float64),
+            "key": keys.key(fit.seed, "fit personal"),
+            "training": fit.training,
+        },
+        fold={},
+        to=to,
+        fresh={"personal": fit.start, "begun": torch.tensor(False)},
+        work=fit.training.work(),
+        scratch=model.n_outputs,
+    )
+
+
+def judge_personal_ask(model: Model, theta: Tensor, parts: Split) -> Ask:
+    """Ask clients how well their personal models serve them; make a `Measured` of the values."""
+    own = torch.zeros(model.n_parameters - len(theta), dtype=theta.dtype)
+    return Ask(
+        judge_personal,
+        {"model": model, "parts": parts, "theta": theta},
+        {name: Stack() for name in ("loss", "right", "rows")},
+        fresh={"personal": own},
+        scratch=model.n_outputs,
+    )
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Fit the personal part of clients who have none to their rows, with the shared part fixed."""
+    parts: Split = shared["parts"]
+    theta = parts.join(shared["theta"][:, None], private["personal"])  # [S, C, P]
+    moved = train(
+        shared["model"], theta, data, shared["step_size"], shared["training"], shared["key"], parts.moving("personal")
+    )
+    own = torch.where(private["begun"][..., None], private["personal"], parts.parts(moved)[1])
+    return {}, {"personal": own}
+
+
+def judge_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Judge each client's personal model on its rows, and leave it as it is."""
+    model, parts, theta, own = shared["model"], shared["parts"], shared["theta"], private["personal"]
+    above = tail(model, frozenset(parts.personal))
+    if above is None:
+        scores = own_outputs(model, parts.join(theta[:, None], own), data)  # [S, C, N, O]
+    else:  # rows pass together through the layers that all share
+        features = [above.features(vector[None], data.x) for vector in theta]
+        scores = torch.stack([above.model.own_outputs(o, f) for o, f in zip(own, features, strict=True)])
+    return judged(model, scores, data), {}
