@@ -8,24 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.algorithms import em as plain_em
 from coterie.algorithms import fedavg as fed
 from coterie.algorithms import fedgmm as joint
 from coterie.algorithms import fedgrem as grem
+from coterie.algorithms import fedrep as rep
 from coterie.algorithms import ifca as clustered
+from coterie.algorithms import lg_fedavg as lg
 from coterie.algorithms import linear_representation as linear
+from coterie.algorithms import maml as meta
 from coterie.algorithms import moment_descent as moments
 from coterie.algorithms import one_shot as once
 from coterie.algorithms.anchors import Anchors
+from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.starts import Start
 from coterie.data.ragged import Layout, Ragged
 from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
-from coterie.models import Dense, linear_regression, softmax_regression
+from coterie.models import Dense, Model, Network, linear_regression, softmax_regression
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
 from coterie.participation import Turnout
 from coterie.protocol import Algorithm, Ask, Block
@@ -248,6 +252,7 @@ class Case:
 
 LINE = linear_regression(3)
 NET = Dense((3, 4, 1), "squared")  # float64, so that tolerances can be tight
+MODULE = Network(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double(), "squared")
 SOFTMAX = softmax_regression(3, 3, l2=0.01)
 
 
@@ -274,6 +279,27 @@ def fedavg_case(name: str, model: Dense = LINE, **options: Any) -> Case:
         return lambda state: fed.fedavg(state, model=model, seed=seed, **options)
 
     return Case(name, program, fed.State, **about)
+
+
+def averaging_case(name: str, run: Callable[..., Algorithm], model: Model, **options: Any) -> Case:
+    """FedRep and LG-FedAvg, whose clients keep a part, and MAML."""
+    about = {key: options.pop(key) for key in ("classes", "minibatch", "weight") if key in options}
+    options = {"rounds": 4, **options}
+
+    def program(seed: int) -> Program:
+        return lambda state: run(state, model=model, seed=seed, **options)
+
+    return Case(name, program, fed.State, **about)
+
+
+def tuning_case(name: str, model: Dense, **options: Any) -> Case:
+    about = {key: options.pop(key) for key in ("classes", "minibatch") if key in options}
+    theta = model.initial(1, torch.Generator().manual_seed(3))[0]
+
+    def program(seed: int) -> Program:
+        return lambda state: fine_tuning(state, model=model, theta=theta, step_size=0.05, seed=seed, **options)
+
+    return Case(name, program, fed.LocalState, weight="none", **about)
 
 
 def local_case(name: str, model: Dense, **options: Any) -> Case:
@@ -384,6 +410,53 @@ CASES: list[Case] = [
     local_case("local-closed-form", LINE),
     local_case("local-sgd", NET, training=STEPS),
     local_case("local-minibatch", SOFTMAX, training=BATCHES, minibatch=True, classes=3),
+    averaging_case("fedrep", rep.fedrep, NET, head=STEPS, body=STEPS, step_size=0.05),
+    averaging_case(
+        "fedrep-minibatch",
+        rep.fedrep,
+        NET,
+        head=BATCHES,
+        body=BATCHES,
+        step_size=0.05,
+        weighting="rows",
+        minibatch=True,
+    ),
+    averaging_case(
+        "fedrep-module",
+        rep.fedrep,
+        MODULE,
+        personal=("2",),
+        head=STEPS,
+        body=STEPS,
+        step_size=0.05,
+        weighting="rows",
+        weight="rows",
+    ),
+    averaging_case("lg-fedavg", lg.lg_fedavg, NET, personal=("0",), training=STEPS, step_size=0.05),
+    averaging_case(
+        "lg-fedavg-alternating",
+        lg.lg_fedavg,
+        MODULE,
+        personal=("0",),
+        training=STEPS,
+        alternating=STEPS,
+        step_size=0.05,
+    ),
+    averaging_case("maml", meta.maml, NET, alpha=0.05, beta=0.05, training=STEPS),
+    averaging_case(
+        "maml-minibatch",
+        meta.maml,
+        SOFTMAX,
+        alpha=0.1,
+        beta=0.05,
+        weighting="rows",
+        classes=3,
+        minibatch=True,
+        training=Training(epochs=2, batch_size=3),
+    ),
+    averaging_case("maml-first-order", meta.maml, NET, alpha=0.05, beta=0.05, hessian="first-order", training=STEPS),
+    tuning_case("fine-tuning", NET, training=STEPS),
+    tuning_case("fine-tuning-minibatch", SOFTMAX, training=BATCHES, minibatch=True, classes=3),
     descent_case("moment-descent-pairs"),
     descent_case("moment-descent-halves", descent={"estimator": "halves"}),
     descent_case("moment-descent-two", descent={"estimator": "two", "step": "plain", "step_size": 0.5}),

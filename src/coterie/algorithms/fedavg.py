@@ -9,24 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from coterie import keys
+from coterie.algorithms.averaging import State, averaged
 from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves
 from coterie.local.least_squares import gram, ridge, solve_ridge
 from coterie.models import Dense, Model
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
 __all__ = ["LocalState", "State", "fedavg", "local_models", "pooled_ridge"]
-
-
-@dataclass(frozen=True)
-class State:
-    """What the next round needs."""
-
-    theta: Tensor  # [P]
-    round: int = 0
-    settled: bool = False  # whether it stopped before the last round: `tol`
 
 
 def fedavg(
@@ -45,14 +36,15 @@ def fedavg(
     if state is None:
         state = State(model.initial(1, keys.generator(seed, "start"))[0])
         yield Save(state)
-    while state.round < rounds and not state.settled:
-        got = yield Ask(
+
+    def question(now: State) -> Ask:
+        return Ask(
             train_shared,
             {
                 "model": model,
-                "theta": state.theta,
-                "step_size": torch.tensor(step_size * decay**state.round, dtype=torch.float64),
-                "key": keys.key(seed, state.round, "fedavg"),
+                "theta": now.theta,
+                "step_size": torch.tensor(step_size * decay**now.round, dtype=torch.float64),
+                "key": keys.key(seed, now.round, "fedavg"),
                 "training": training,
                 "by_rows": weighting == "rows",
             },
@@ -60,16 +52,8 @@ def fedavg(
             work=training.work(),
             scratch=model.n_outputs,
         )
-        if got is None or got.n == 0 or not got["n"]:  # everybody was late or has no rows: the round is lost
-            state = replace(state, round=state.round + 1)
-            yield Save(state, {"events": ["nobody answered"]})
-            continue
-        change = float(got["update"].norm() / state.theta.norm().clamp(min=1e-12))
-        state = replace(
-            state, theta=state.theta + got["update"], round=state.round + 1, settled=bool(tol) and change <= tol
-        )
-        yield Save(state, {"loss": float(got["loss"])})
-    return state
+
+    return (yield from averaged(state, question, rounds=rounds, tol=tol))
 
 
 def pooled_ridge(state: State | None, *, model: Dense, l2: float) -> Generator[Ask | Save, Replies | None, State]:

@@ -17,9 +17,8 @@ from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.algorithms.starts import Start, another_model, first_models
-from coterie.errors import ConfigError
 from coterie.local import Training, chosen, client_losses, outputs, train, training_moves
-from coterie.models import Dense, Model
+from coterie.models import Dense, Model, named_layers
 from coterie.protocol import Ask, Block, ByCluster, ClusterSums, Replies, RowProduct, Save, Sum, Tensors, WeightedMean
 
 __all__ = ["State", "assign_and_train", "ifca", "shared_parameters"]
@@ -178,14 +177,9 @@ def _reseed(state: State, model: Model, start: Start, seed: int) -> Generator[As
 
 def shared_parameters(model: Model, shared_layers: tuple[str, ...]) -> Tensor:
     """[P] which parameters everybody shares, given the beginnings of layers' names."""
-    for layer in shared_layers:
-        if not any(name == layer or name.startswith(f"{layer}.") for name in model.layers):
-            raise ConfigError(
-                f"shared_layers: the model has no layer '{layer}'", f"its layers are {', '.join(model.layers)}"
-            )
     common = torch.zeros(model.n_parameters, dtype=torch.bool)
-    for name, part in model.layers.items():
-        common[part] = any(name == layer or name.startswith(f"{layer}.") for layer in shared_layers)
+    for name in named_layers(model, shared_layers, "shared_layers"):
+        common[model.layers[name]] = True
     return common
 
 

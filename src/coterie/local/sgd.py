@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local training: gradient descent of many clients at once, full batch or minibatch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from coterie import keys
+from coterie.errors import ConfigError
 from coterie.local.least_squares import proximal_step
 from coterie.models import Model, Network
 from coterie.protocol import Block
 
-__all__ = ["Training", "train"]
+__all__ = ["Training", "batches", "in_chunks", "train"]
 
 CHUNK_BYTES = 8 << 20  # parameters that are trained together: they stay in the cache from step to step
 
@@ -51,7 +52,15 @@ class Training:
         return float(self.steps if self.epochs is None else self.epochs)
 
 
-def train(model: Model, theta: Tensor, data: Block, step_size: Tensor, how: Training, key: Tensor) -> Tensor:
+def train(
+    model: Model,
+    theta: Tensor,
+    data: Block,
+    step_size: Tensor,
+    how: Training,
+    key: Tensor,
+    layers: frozenset[str] | None = None,
+) -> Tensor:
     """Train every client's model on its own rows.
 
     Parameters
@@ -66,6 +75,32 @@ def train(model: Model, theta: Tensor, data: Block, step_size: Tensor, how: Trai
         Steps, batches, momentum, proximal term.
     key : Tensor
         [S] what minibatches are drawn from, together with the clients' own keys.
+    layers : frozenset of str, optional
+        Names of the parameters that move; all by default.
+
+    Returns
+    -------
+    Tensor
+        [S, C, P]
+    """
+
+    def work(part: Tensor, rows: Block, s: int) -> Tensor:
+        return _train_chunk(model, part, rows, float(step_size[s]), how, key[s], layers)
+
+    return in_chunks(theta, data, work)
+
+
+def in_chunks(theta: Tensor, data: Block, work: Callable[[Tensor, Block, int], Tensor]) -> Tensor:
+    """Work on one run and a cache-sized number of clients at a time.
+
+    Parameters
+    ----------
+    theta : Tensor
+        [S, C, P] every run's and client's model.
+    data : Block
+        Rows of the C clients.
+    work : callable
+        (models [c, P], their rows, number of the run) -> [c, P]
 
     Returns
     -------
@@ -73,30 +108,45 @@ def train(model: Model, theta: Tensor, data: Block, step_size: Tensor, how: Trai
         [S, C, P]
     """
     out = torch.empty_like(theta)
-    size = max(1, CHUNK_BYTES // (model.n_parameters * theta.element_size()))
+    size = max(1, CHUNK_BYTES // (theta.shape[-1] * theta.element_size()))
     for s in range(len(theta)):
         for first in range(0, theta.shape[1], size):
             part = slice(first, first + size)
-            out[s, part] = _train_chunk(model, theta[s, part], data.clients(part), float(step_size[s]), how, key[s])
+            out[s, part] = work(theta[s, part], data.clients(part), s)
     return out
 
 
-def _train_chunk(model: Model, theta: Tensor, data: Block, step_size: float, how: Training, key: Tensor) -> Tensor:
+def _train_chunk(
+    model: Model,
+    theta: Tensor,
+    data: Block,
+    step_size: float,
+    how: Training,
+    key: Tensor,
+    layers: frozenset[str] | None = None,
+) -> Tensor:
     """One run, a cache-sized number of clients.  theta [C, P]"""
     if how.exact:
+        if layers is not None:
+            raise ConfigError("an exact proximal step moves all of a model", "train in steps: exact=False")
         return proximal_step(model, theta, data, how.proximal)
-    descent = model.descent(theta, momentum=how.momentum, proximal=how.proximal)
-    augment = model.augment if isinstance(model, Network) else None
-    for x, y, weights, active, when in _batches(data, how, key):
-        if augment is None:
-            descent.step(x, y, weights, step_size, active)
-        else:
-            pictures = keys.key(key, *when, "augment", data.keys[:, None], torch.arange(x.shape[1]))  # [C, B]
-            descent.step(augment(x, pictures), y, weights, step_size, active)
+    descent = model.descent(theta, momentum=how.momentum, proximal=how.proximal, layers=layers)
+    for x, y, weights, active in batches(model, data, how, key):
+        descent.step(x, y, weights, step_size, active)
     return descent.result()
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def batches(model: Model, data: Block, how: Training, key: Tensor) -> Iterator[Batch]:
+    """Rows (augmented as the model says), targets and weights of every step, and which clients take it (None: all)."""
+    augment = model.augment if isinstance(model, Network) else None
+    for x, y, weights, active, when in _batches(data, how, key):
+        if augment is not None:
+            pictures = keys.key(key, *when, "augment", data.keys[:, None], torch.arange(x.shape[1]))  # [C, B]
+            x = augment(x, pictures)  # noqa: PLW2901
+        yield x, y, weights, active
 
 
 def _batches(data: Block, how: Training, key: Tensor) -> Iterator[tuple[*Batch, tuple[int, int]]]:

@@ -4,18 +4,27 @@
 from coterie.models.dense import Dense, linear_regression, mlp, softmax_regression
 from coterie.models.losses import Loss, loss_gradient, row_loss
 from coterie.models.network import Network, lenet
+from coterie.models.split import Part, Split, Tail, last_layers, layer_names, named_layers, split, tail
 
 __all__ = [
     "Dense",
     "Loss",
     "Model",
     "Network",
+    "Part",
+    "Split",
+    "Tail",
+    "last_layers",
+    "layer_names",
     "lenet",
     "linear_regression",
     "loss_gradient",
     "mlp",
+    "named_layers",
     "row_loss",
     "softmax_regression",
+    "split",
+    "tail",
 ]
 
 Model = Dense | Network

@@ -6,6 +6,7 @@ so that a step of gradient descent for many clients is nothing but batched produ
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from coterie.models.losses import Loss, loss_gradient
 
 __all__ = ["Dense", "linear_regression", "mlp", "softmax_regression"]
+
+_Layers = list[tuple[Tensor | None, Tensor | None]]  # weights and biases; None where there is none, or it does not move
 
 
 @dataclass(frozen=True)
@@ -141,20 +144,30 @@ class Dense:
                     gradient[..., part] += self.l2 * theta[..., part]
         return gradient
 
-    def descent(self, theta: Tensor, *, momentum: float, proximal: float = 0.0) -> "DenseDescent":
-        """Start gradient descent from theta [C, P], one model a client."""
-        return DenseDescent(self, theta, momentum, proximal)
+    def descent(
+        self, theta: Tensor, *, momentum: float, proximal: float = 0.0, layers: frozenset[str] | None = None
+    ) -> "DenseDescent":
+        """Start gradient descent from theta [C, P], one model a client; of some named parameters, when they are given."""
+        return DenseDescent(self, theta, momentum, proximal, layers)
 
 
 class DenseDescent:
     """Gradient descent of C models at once, each on its own client's rows."""
 
-    def __init__(self, model: Dense, theta: Tensor, momentum: float, proximal: float) -> None:
+    def __init__(
+        self, model: Dense, theta: Tensor, momentum: float, proximal: float, layers: frozenset[str] | None = None
+    ) -> None:
         self._model, self._momentum, self._proximal = model, momentum, proximal
         self._start = theta
         # Contiguous working copies: products into strided views of the flat vectors are slower than this one copy.
         self._layers = [(w.contiguous(), None if b is None else b.clone()) for w, b in model.unpack(theta.clone())]
-        self._velocity: list[tuple[Tensor, Tensor | None]] | None = None
+        names = frozenset(model.layers) if layers is None else layers
+        self._moving: _Layers = [
+            (w if f"{i}.weight" in names else None, b if f"{i}.bias" in names else None)
+            for i, (w, b) in enumerate(self._layers)
+        ]
+        self._lowest = next((i for i, (w, b) in enumerate(self._moving) if w is not None or b is not None), 0)
+        self._velocity: _Layers | None = None
         self._buffers: list[Tensor] = []
 
     def result(self) -> Tensor:
@@ -162,9 +175,9 @@ class DenseDescent:
         return self._pack(self._layers)
 
     def gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """Gradient at the current models, without moving.  [C, P]"""
-        into = _zeros_like(self._layers)
-        for (g_w, g_b), (delta, below) in zip(into, self._backward(x, y, weights), strict=True):
+        """Gradient at the current models by what moves, without moving.  [C, P]"""
+        into = _zeros_like(self._moving)
+        for (g_w, g_b), (delta, below) in zip(into[self._lowest :], self._backward(x, y, weights), strict=True):
             _accumulate(g_w, g_b, delta, below, 1.0)
         return self._pack(into)
 
@@ -172,44 +185,50 @@ class DenseDescent:
         """Take one step; clients whose `active` [C] is 0 stay where they are."""
         deltas = self._backward(x, y, weights if active is None else weights * active[:, None])
         one: float | Tensor = 1.0 if active is None else active
-        into, alpha = self._layers, -step_size
+        into, alpha = self._moving, -step_size
         if self._momentum:
             into, alpha = self._decayed_velocity(one), 1.0
         if self._model.l2 or self._proximal:
             self._pull(into, alpha * one)
-        for (w, b), (delta, below) in zip(into, deltas, strict=True):
+        for (w, b), (delta, below) in zip(into[self._lowest :], deltas, strict=True):
             _accumulate(w, b, delta, below, alpha)  # delta is 0 for clients that stay
         if self._momentum:
-            for (w, b), (v_w, v_b) in zip(self._layers, into, strict=True):
-                w.sub_(_scaled(v_w, step_size * one))
-                if b is not None and v_b is not None:
-                    b.sub_(_scaled(v_b, step_size * one))
+            for layer, velocity in zip(self._moving, into, strict=True):
+                for value, v in zip(layer, velocity, strict=True):
+                    if value is not None and v is not None:
+                        value.sub_(_scaled(v, step_size * one))
 
-    def _decayed_velocity(self, one: "float | Tensor") -> "list[tuple[Tensor, Tensor | None]]":
-        self._velocity = self._velocity or _zeros_like(self._layers)
+    def _decayed_velocity(self, one: "float | Tensor") -> "_Layers":
+        before = self._velocity or _zeros_like(self._moving)
         keep = 1.0 - (1.0 - self._momentum) * one  # 1 for clients that stay
-        self._velocity = [(_scaled(w, keep), None if b is None else _scaled(b, keep)) for w, b in self._velocity]
+        self._velocity = [
+            (None if w is None else _scaled(w, keep), None if b is None else _scaled(b, keep)) for w, b in before
+        ]
         return self._velocity
 
-    def _pull(self, into: list[tuple[Tensor, Tensor | None]], factor: "float | Tensor") -> None:
+    def _pull(self, into: "_Layers", factor: "float | Tensor") -> None:
         """Add the gradient of the ridge and proximal terms, times a factor."""
         starts = self._model.unpack(self._start)
         for (i_w, i_b), (w, b), (w0, b0) in zip(into, self._layers, starts, strict=True):
-            i_w.add_(_scaled(self._model.l2 * w + self._proximal * (w - w0), factor))
+            if i_w is not None:
+                i_w.add_(_scaled(self._model.l2 * w + self._proximal * (w - w0), factor))
             if i_b is not None and b is not None and b0 is not None:
                 i_b.add_(_scaled(self._proximal * (b - b0), factor))
 
     def _backward(self, x: Tensor, y: Tensor, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Forward and backward pass: by layer, the derivative by its outputs and its inputs.  [C, N, O], [C, N, I]"""
+        """Forward and backward pass: by layer, the derivative by its outputs and its inputs.  [C, N, O], [C, N, I]
+
+        From the lowest layer on that moves.
+        """
         inputs = [x, *self._hidden(x)]
         out = _affine(inputs[-1], *self._layers[-1])
         delta = loss_gradient(self._model.loss, out, y, weights)
         deltas = [delta]
-        for i in range(len(self._layers) - 1, 0, -1):
+        for i in range(len(self._layers) - 1, self._lowest, -1):
             back = torch.bmm(delta, self._layers[i][0])
             delta = torch.ops.aten.threshold_backward(back, inputs[i], 0)  # ReLU's derivative, in one pass
             deltas.insert(0, delta)
-        return list(zip(deltas, inputs, strict=True))
+        return list(zip(deltas, inputs[self._lowest :], strict=True))
 
     def _hidden(self, x: Tensor) -> list[Tensor]:
         """Activations of the hidden layers, in buffers that are allocated once."""
@@ -220,7 +239,7 @@ class DenseDescent:
             x = _affine(x, weight, bias, out=buffer).relu_()
         return self._buffers
 
-    def _pack(self, layers: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+    def _pack(self, layers: "Sequence[tuple[Tensor | None, Tensor | None]]") -> Tensor:
         return torch.cat([part.flatten(1) for layer in layers for part in layer if part is not None], 1)
 
 
@@ -230,15 +249,16 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None =
     return torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2), out=out)
 
 
-def _accumulate(weight: Tensor, bias: Tensor | None, delta: Tensor, below: Tensor, alpha: float) -> None:
+def _accumulate(weight: Tensor | None, bias: Tensor | None, delta: Tensor, below: Tensor, alpha: float) -> None:
     """Add alpha times the layer's gradient: a product that updates in place, no gradient is ever formed."""
-    weight.baddbmm_(delta.transpose(1, 2), below, alpha=alpha)
+    if weight is not None:
+        weight.baddbmm_(delta.transpose(1, 2), below, alpha=alpha)
     if bias is not None:
         bias.add_(delta.sum(1), alpha=alpha)
 
 
-def _zeros_like(layers: list[tuple[Tensor, Tensor | None]]) -> list[tuple[Tensor, Tensor | None]]:
-    return [(torch.zeros_like(w), None if b is None else torch.zeros_like(b)) for w, b in layers]
+def _zeros_like(layers: "_Layers") -> "_Layers":
+    return [(None if w is None else torch.zeros_like(w), None if b is None else torch.zeros_like(b)) for w, b in layers]
 
 
 def _scaled(value: Tensor, factor: "float | Tensor") -> Tensor:

@@ -121,9 +121,11 @@ class Network:
         """Gradient of every client's weighted loss.  theta [S, C, P], x [C, N, ...], y, weights [C, N] -> [S, C, P]"""
         return torch.stack([self.descent(v, momentum=0.0).gradient(x, y, weights) for v in theta])
 
-    def descent(self, theta: Tensor, *, momentum: float, proximal: float = 0.0) -> "NetworkDescent":
-        """Start gradient descent from theta [C, P], one model a client."""
-        return NetworkDescent(self, theta, momentum, proximal)
+    def descent(
+        self, theta: Tensor, *, momentum: float, proximal: float = 0.0, layers: frozenset[str] | None = None
+    ) -> "NetworkDescent":
+        """Start gradient descent from theta [C, P], one model a client; of some named parameters, when they are given."""
+        return NetworkDescent(self, theta, momentum, proximal, layers)
 
     def measured(self, x: Tensor, y: Tensor) -> "Network":
         """Choose the faster kernel by training on some rows.  x [C, N, ...], y [C, N]"""
@@ -142,33 +144,44 @@ class Network:
     def _shaped(self, x: Tensor) -> Tensor:
         return x if self.shape is None else x.reshape(-1, *self.shape)
 
-    def _client_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        outputs = functional_call(self.module, parameters, (self._shaped(x),))
+    def _client_loss(
+        self, moving: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor
+    ) -> Tensor:
+        outputs = functional_call(self.module, {**moving, **fixed}, (self._shaped(x),))
         return (row_loss(self.loss, outputs, y) * weights).sum()
 
 
 class NetworkDescent:
     """Gradient descent of C modules at once, each on its own client's rows."""
 
-    def __init__(self, model: Network, theta: Tensor, momentum: float, proximal: float) -> None:
-        self._model, self._momentum, self._proximal = model, momentum, proximal
-        self._start = model.unpack(theta)
+    def __init__(
+        self, model: Network, theta: Tensor, momentum: float, proximal: float, layers: frozenset[str] | None = None
+    ) -> None:
+        self._momentum, self._proximal = momentum, proximal
+        self._all = model.unpack(theta)
+        self._start = {name: value for name, value in self._all.items() if layers is None or name in layers}
         self._now = {name: value.clone() for name, value in self._start.items()}
         self._velocity: dict[str, Tensor] = {}
+        self._fixed = {name: value for name, value in self._all.items() if name not in self._start}
+        # What does not move and is the same for all clients is held once: their rows then pass through it together.
+        common = {name for name, value in self._fixed.items() if bool((value == value[:1]).all())}
+        self._fixed |= {name: self._fixed[name][0] for name in common}
+        axes = {name: None if name in common else 0 for name in self._fixed}
         one = grad(model._client_loss)
-        self._gradient = vmap(one) if model.kernel == "vmap" else _looped(one)
+        self._gradient = vmap(one, (0, axes, 0, 0, 0)) if model.kernel == "vmap" else _looped(one, common)
 
     def result(self) -> Tensor:
         """The models where they are now.  [C, P]"""
-        return torch.cat([value.flatten(1) for value in self._now.values()], 1)
+        return torch.cat([self._now.get(name, value).flatten(1) for name, value in self._all.items()], 1)
 
     def gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """Gradient at the current models, without moving.  [C, P]"""
-        return torch.cat([g.flatten(1) for g in self._gradient(self._now, x, y, weights).values()], 1)
+        """Gradient at the current models by what moves, without moving.  [C, P]"""
+        made = self._gradient(self._now, self._fixed, x, y, weights)
+        return torch.cat([g.flatten(1) for g in made.values()], 1)
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor, step_size: float, active: Tensor | None = None) -> None:
         """Take one step; clients whose `active` [C] is 0 stay where they are."""
-        for name, g in self._gradient(self._now, x, y, weights).items():
+        for name, g in self._gradient(self._now, self._fixed, x, y, weights).items():
             one = 1.0 if active is None else active.view(-1, *(1,) * (g.dim() - 1))
             self._now[name].sub_(self._direction(name, g, one), alpha=step_size)
 
@@ -185,10 +198,13 @@ class NetworkDescent:
         return velocity * one if isinstance(one, Tensor) else velocity
 
 
-def _looped(one: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
-    def every(parameters: dict[str, Tensor], *rows: Tensor) -> dict[str, Tensor]:
-        made = [one({n: p[c] for n, p in parameters.items()}, *(r[c] for r in rows)) for c in range(len(rows[0]))]
-        return {name: torch.stack([g[name] for g in made]) for name in parameters}
+def _looped(one: Callable[..., dict[str, Tensor]], common: set[str]) -> Callable[..., dict[str, Tensor]]:
+    def every(moving: dict[str, Tensor], fixed: dict[str, Tensor], *rows: Tensor) -> dict[str, Tensor]:
+        made = []
+        for c in range(len(rows[0])):
+            held = {name: p if name in common else p[c] for name, p in fixed.items()}
+            made.append(one({name: p[c] for name, p in moving.items()}, held, *(r[c] for r in rows)))
+        return {name: torch.stack([g[name] for g in made]) for name in moving}
 
     return every
 

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of averaging: the server's side of every algorithm whose clients send how far a common vector moved."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from coterie.protocol import Ask, Replies, Save
+
+__all__ = ["State", "averaged"]
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs."""
+
+    theta: Tensor  # [P] what all clients share
+    round: int = 0
+    settled: bool = False  # whether it stopped before the last round: `tol`
+
+
+def averaged(
+    state: State, question: Callable[[State], Ask], *, rounds: int, tol: float
+) -> Generator[Ask | Save, Replies | None, State]:
+    """Ask, and move by the clients' mean `update`, until the last round or a relative change of at most `tol`.
+
+    Clients also answer with `loss`, and with `n`, the rows that they have.
+    """
+    while state.round < rounds and not state.settled:
+        got = yield question(state)
+        if got is None or got.n == 0 or not got["n"]:  # everybody was late or has no rows: the round is lost
+            state = replace(state, round=state.round + 1)
+            yield Save(state, {"events": ["nobody answered"]})
+            continue
+        change = float(got["update"].norm() / state.theta.norm().clamp(min=1e-12))
+        theta = state.theta + got["update"]
+        state = replace(state, theta=theta, round=state.round + 1, settled=bool(tol) and change <= tol)
+        yield Save(state, {"loss": float(got["loss"])})
+    return state

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning: every client goes on from a common model alone, before it uses it (FedAvg-FT, FLANP-FT, MAML).
+
+A run of its own, after training and beside it: the common model, and what clients keep of the run that made it, stay as
+they are.
+"""
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from coterie import keys
+from coterie.algorithms.fedavg import LocalState, train_private
+from coterie.local import Training
+from coterie.models import Model
+from coterie.protocol import Ask, Replies, Save, WeightedMean
+
+__all__ = ["fine_tuning"]
+
+
+def fine_tuning(
+    state: LocalState | None,
+    *,
+    model: Model,
+    theta: Tensor,
+    step_size: float,
+    seed: int,
+    training: Training = Training(epochs=1, batch_size=10),  # noqa: B008  (frozen)
+) -> Generator[Ask | Save, Replies | None, LocalState]:
+    """Let every client train the common model on its own rows, once; what it finds stays with it, as private `theta`.
+
+    Parameters
+    ----------
+    state : LocalState or None
+        Where to go on; None starts.
+    model : Model
+        What was trained.
+    theta : Tensor
+        [P] the common model.
+    step_size, training
+        How the clients go on; one step of MAML's alpha is what MAML trains for.
+    """
+    state = state or LocalState()
+    if state.round:
+        return state
+    got = yield Ask(
+        train_private,
+        {
+            "model": model,
+            "step_size": torch.tensor(step_size, dtype=torch.float64),
+            "key": keys.key(seed, "fine-tuning"),
+            "training": training,
+            "l2": None,
+        },
+        fold={"loss": WeightedMean("n")},
+        fresh={"theta": theta},
+        work=training.work(),
+        scratch=model.n_outputs,
+    )
+    state = LocalState(round=1)
+    if got is None or got.n == 0:
+        yield Save(state, {"events": ["nobody answered"]})
+    else:
+        yield Save(state, {"loss": float(got["loss"])})
+    return state
