@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from coterie import keys
+from coterie.algorithms.fedrep import fedrep
+from coterie.algorithms.lg_fedavg import lg_fedavg
 from coterie.data.ragged import Ragged
+from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
 from coterie.local import Training, train
-from coterie.models import Dense, Model, Network
-from coterie.models.split import split
-from coterie.personal import Distribution, Fit, PersonalMeasured, distribution, measure_personal
-from helpers import overhear, ragged
+from coterie.models import Dense, Model, Network, split
+from coterie.personal import Distribution, Fit, PersonalMeasured, distribution, measure_fine_tuned, measure_personal
+from helpers import Only, Program, overhear, ragged, spying
 
 NET = Dense((3, 4, 3), "cross_entropy")  # float64, so that tolerances can be tight
 HEAD = ("1",)
@@ -46,12 +48,12 @@ def given(model: Model = NET, personal: tuple[str, ...] = HEAD) -> dict[str, Any
     parts = split(model, personal)
     theta, start = parts.parts(parameters(model, 1)[0])
     own = parts.parts(parameters(model, 5, seed=2))[1].clone()
-    begun = torch.tensor([True, False, True, True, False])
-    own[~begun] = start
+    visits = torch.tensor([2, 0, 1, 5, 0])
+    own[visits == 0] = start
     return {
         "model": model,
         "theta": theta.clone(),
-        "private": {"personal": own, "begun": begun},
+        "private": {"personal": own, "visits": visits},
         "personal": personal,
         "rows": clients((3, 4, 0, 5, 2), seed=1),
         "train_rows": clients(),
@@ -71,7 +73,7 @@ def test_measuring_matches_hand_calculation() -> None:
     y = [torch.tensor([value], dtype=torch.float64) for value in (9.0, 3.0, 5.0, 0.0)]
     private = {
         "personal": torch.tensor([[2.0], [7.0]], dtype=torch.float64),
-        "begun": torch.tensor([True, False]),
+        "visits": torch.tensor([1, 0]),
     }
     found = measure_personal(
         model, torch.ones(1, dtype=torch.float64), private | {"personal": private["personal"].clone()},
@@ -101,7 +103,7 @@ def test_every_client_is_judged_with_its_own_part_and_not_with_an_average() -> N
     x = torch.tensor([[1.0], [-1.0], [2.0]], dtype=torch.float64)
     rows = ragged([x, x], [torch.tensor([0, 1, 0]), torch.tensor([1, 0, 1])])
     found = measure_personal(
-        model, theta, {"personal": own, "begun": torch.tensor([True, True])}, personal=HEAD, rows=rows,
+        model, theta, {"personal": own, "visits": torch.tensor([1, 1])}, personal=HEAD, rows=rows,
         train_rows=rows, fit=Fit(own[0], 0.1, HOW),
     )  # fmt: skip
     assert found.right.tolist() == [1.0, 1.0]
@@ -137,14 +139,14 @@ def test_who_was_never_visited_fits_the_personal_part_only(personal: tuple[str, 
 def test_who_was_visited_does_not_fit_again() -> None:
     settings = given()
     slow, fast = (measure(**settings | {"fit": replace(settings["fit"], step_size=s)}) for s in (0.1, 1.0))
-    visited = settings["private"]["begun"]
+    visited = settings["private"]["visits"] > 0
     assert torch.equal(slow.loss[visited], fast.loss[visited])
     assert not torch.equal(slow.loss[~visited], fast.loss[~visited])
 
 
 def test_a_new_client_gets_what_an_unvisited_one_with_its_name_and_rows_gets() -> None:
     settings = given()
-    nobody = settings | {"private": settings["private"] | {"begun": torch.zeros(5, dtype=torch.bool)}}
+    nobody = settings | {"private": settings["private"] | {"visits": torch.zeros(5, dtype=torch.int64)}}
     nobody["private"]["personal"] = settings["fit"].start.repeat(5, 1)
     for none in (None, {}):
         assert torch.equal(measure(**settings | {"private": none}).loss, measure(**nobody).loss)
@@ -192,6 +194,61 @@ def test_measuring_leaves_every_tensor_as_it_is(model: Model, personal: tuple[st
     second = measure(**settings)
     assert torch.equal(first.loss, second.loss)
     assert torch.equal(first.fitted, second.fitted)  # who was not visited still is not
+
+
+PROGRAMS: dict[str, tuple[Program, tuple[str, ...]]] = {
+    "fedrep": (lambda state: fedrep(state, model=NET, seed=0, rounds=4, step_size=0.3, head=HOW, body=HOW), HEAD),
+    "lg-fedavg": (
+        lambda state: lg_fedavg(state, model=NET, seed=0, rounds=4, step_size=0.3, training=HOW, personal=BODY), BODY,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "personal"), PROGRAMS.values(), ids=PROGRAMS)
+def test_training_goes_on_as_if_nobody_had_measured(program: Program, personal: tuple[str, ...]) -> None:
+    """Clients are measured after every round of a run in which two of them are never visited."""
+    settings = given(personal=personal)
+    seen: list[PersonalMeasured] = []
+
+    def trained(measured: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        engine, states = InProcess(settings["train_rows"], participation=Only((0, 2, 3))), []
+
+        def watch(done: Any) -> None:
+            if measured:
+                private = engine.worker.private.get(0)  # nothing before the first round
+                seen.append(measure(**settings | {"theta": states[-1].theta, "private": private}))
+
+        engine.run([spying(program, states)], watch=watch)
+        return states[-1].theta, engine.worker.private[0]
+
+    theta, private = trained(False)
+    measured_theta, measured_private = trained(True)
+    assert torch.equal(theta, measured_theta)
+    assert private.keys() == measured_private.keys()
+    for name, value in private.items():
+        assert torch.equal(value, measured_private[name])
+    assert seen[0].fitted.tolist() == [True] * 5
+    assert [found.fitted.tolist() for found in seen[1:]] == [[False, True, False, False, True]] * 4
+    assert not torch.equal(seen[1].loss, seen[-1].loss)
+
+
+def test_fine_tuning_is_measured_on_copies_of_the_common_model() -> None:
+    settings = given()
+    theta, how = parameters(NET, 1)[0], {"step_size": 0.3, "training": HOW}
+    rows = {side: settings[side] for side in ("rows", "train_rows")}
+    before = [value.clone() for value in (theta, *tensors(settings))]
+    found = measure_fine_tuned(NET, theta, **rows, **how)
+    for value, was in zip((theta, *tensors(settings)), before, strict=True):
+        assert torch.equal(value, was)
+    data = settings["train_rows"].client(3)
+    key = keys.key(0, "fine-tuning")[None]
+    tuned = train(NET, theta[None, None], data, torch.tensor([0.3], dtype=torch.float64), HOW, key)[0]
+    test = settings["rows"].client(3)
+    loss = torch.nn.functional.cross_entropy(NET.own_outputs(tuned, test.x)[0], test.target[0])
+    torch.testing.assert_close(found.loss[3], loss, atol=1e-12, rtol=1e-12)
+    assert found.rows.tolist() == [3, 4, 0, 5, 2]
+    with pytest.raises(DataError, match="not of the clients who train"):
+        measure_fine_tuned(NET, theta, rows=clients((1, 2)), train_rows=settings["train_rows"], **how)
 
 
 def test_personal_parts_stay_with_clients_while_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,10 @@
 """How well do personal models serve clients? Each is judged with its own stored part, and all of them count.
 
 A model's parameters are in two parts: `theta`, which everybody shares, and the personal part, which is private state of the
-client (`personal`, and `begun`: whether the client ever trained it). A client that was never visited, or is brand new, fits
-its personal part to its own training rows first, with the shared part fixed; then every client is judged on its own test
-rows. All of that happens on copies: measuring leaves the model, the private state and the rows as they are, bit by bit.
+client (`personal`, and `visits`: how often the client has trained it). A client that was never visited, or is brand new,
+fits its personal part to its own training rows first, with the shared part fixed; then every client is judged on its own
+test rows. Where one model is for all, clients may fine-tune it first. All of that happens on copies: measuring leaves the
+model, the private state and the rows as they are, bit by bit.
 """
 
 import math
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 
 from coterie import keys
+from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
-from coterie.errors import ConfigError, DataError
-from coterie.evaluate import Measured, judged
-from coterie.local import Training, own_outputs, train
-from coterie.models import Model
-from coterie.models.split import Split, split, tail
+from coterie.errors import DataError
+from coterie.evaluate import Measured, judged, measure_own_ask
+from coterie.local import Training, own_outputs
+from coterie.local.personal import train_part
+from coterie.models import Model, Split, split, tail
 from coterie.protocol import Ask, Block, Stack, Tensors
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "distribution",
     "fit_personal_ask",
     "judge_personal_ask",
+    "measure_fine_tuned",
     "measure_personal",
 ]
 
@@ -135,7 +138,7 @@ def measure_personal(
     theta : Tensor
         [Q] the shared part.
     private : mapping, optional
-        The clients' private state, `personal` [M, P - Q] and `begun` [M], such as ``engine.worker.private[run]``. None, or
+        The clients' private state, `personal` [M, P - Q] and `visits` [M], such as ``engine.worker.private[run]``. None, or
         empty, for brand-new clients.
     personal : tuple of str
         The personal layers, by the beginnings of their names.
@@ -157,27 +160,65 @@ def measure_personal(
         If rows and private state are not of the same clients.
     """
     parts = split(model, personal)
-    kept = _copied(private, rows, train_rows, fit)
-    new = ~kept["begun"]  # [M]
+    _check_same_clients(rows, train_rows)
+    kept = _copied(private, rows.n_clients, fit)
+    new = kept["visits"] == 0  # [M]
     if bool(new.any()):
         _ask(train_rows, kept, fit_personal_ask(model, theta, parts, fit, to=new.nonzero()[:, 0]))
     values = _ask(rows, kept, judge_personal_ask(model, theta, parts))
     return PersonalMeasured(**values, fitted=new)
 
 
-def _copied(private: Mapping[str, Tensor] | None, rows: Ragged, train_rows: Ragged, fit: Fit) -> Tensors:
-    """Copy the clients' private state, so that evaluation cannot touch it; new clients begin at the start."""
+def measure_fine_tuned(
+    model: Model,
+    theta: Tensor,
+    *,
+    rows: Ragged,
+    train_rows: Ragged,
+    step_size: float,
+    training: Training,
+    seed: int = 0,
+) -> Measured:
+    """Judge every client on its rows, after it has fine-tuned a copy of the common model on its training rows.
+
+    Parameters
+    ----------
+    model : Model
+        What was trained.
+    theta : Tensor
+        [P] the common model, which stays as it is.
+    rows, train_rows : Ragged
+        What clients are judged on, and the same clients' training rows.
+    step_size, training, seed
+        How they fine-tune.
+
+    Raises
+    ------
+    DataError
+        If rows are not of the same clients.
+    """
+    _check_same_clients(rows, train_rows)
+    engine = InProcess(train_rows)
+    how: dict[str, Any] = {"step_size": step_size, "training": training, "seed": seed}
+    engine.run([lambda state: fine_tuning(state, model=model, theta=theta, **how)])
+    return Measured(**_ask(rows, engine.worker.private[0], measure_own_ask(model)))
+
+
+def _check_same_clients(rows: Ragged, train_rows: Ragged) -> None:
     if not np.array_equal(rows.names, train_rows.names):
         raise DataError("the rows to judge by are not of the clients who train", "give both sides of one partition")
+
+
+def _copied(private: Mapping[str, Tensor] | None, n_clients: int, fit: Fit) -> Tensors:
+    """Copy the clients' private state, so that evaluation cannot touch it; new clients begin at the start."""
     if not private:
-        begun = torch.zeros(rows.n_clients, dtype=torch.bool)
-        return {"personal": fit.start.repeat(rows.n_clients, 1), "begun": begun}
-    if len(private["begun"]) != rows.n_clients:
+        return {"personal": fit.start.repeat(n_clients, 1), "visits": torch.zeros(n_clients, dtype=torch.int64)}
+    if len(private["visits"]) != n_clients:
         raise DataError(
-            f"private state is of {len(private['begun'])} clients and rows are of {rows.n_clients}",
+            f"private state is of {len(private['visits'])} clients and rows are of {n_clients}",
             "give the rows of the clients that were trained; new clients have no private state: None",
         )
-    return {name: private[name].clone() for name in ("personal", "begun")}
+    return {name: private[name].clone() for name in ("personal", "visits")}
 
 
 def _ask(rows: Ragged, private: Tensors, ask: Ask) -> Mapping[str, Any]:
@@ -188,14 +229,12 @@ def _ask(rows: Ragged, private: Tensors, ask: Ask) -> Mapping[str, Any]:
 
 
 def fit_personal_ask(model: Model, theta: Tensor, parts: Split, fit: Fit, to: Tensor | None = None) -> Ask:
-    """Ask clients that have no personal part to fit one; it stays with them, and they still count as not begun."""
-    if fit.training.exact:
-        raise ConfigError("an exact proximal step moves all of a model", "fit personal parts in steps: exact=False")
+    """Ask clients that have no personal part to fit one; it stays with them, and they still count as never visited."""
     return Ask(
         fit_personal,
         {
             "model": model,
-            "parts": parts,
+            "split": parts,
             "theta": theta,
             "step_size": torch.tensor(fit.step_size, dtype=torch.float64),
             "key": keys.key(fit.seed, "fit personal"),
@@ -203,7 +242,7 @@ def fit_personal_ask(model: Model, theta: Tensor, parts: Split, fit: Fit, to: Te
         },
         fold={},
         to=to,
-        fresh={"personal": fit.start, "begun": torch.tensor(False)},
+        fresh={"personal": fit.start, "visits": torch.tensor(0)},
         work=fit.training.work(),
         scratch=model.n_outputs,
     )
@@ -214,7 +253,7 @@ def judge_personal_ask(model: Model, theta: Tensor, parts: Split) -> Ask:
     own = torch.zeros(model.n_parameters - len(theta), dtype=theta.dtype)
     return Ask(
         judge_personal,
-        {"model": model, "parts": parts, "theta": theta},
+        {"model": model, "split": parts, "theta": theta},
         {name: Stack() for name in ("loss", "right", "rows")},
         fresh={"personal": own},
         scratch=model.n_outputs,
@@ -224,19 +263,18 @@ def judge_personal_ask(model: Model, theta: Tensor, parts: Split) -> Ask:
 # -- on the client ----------------------------------------------------------------------------------------------------
 def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit the personal part of clients who have none to their rows, with the shared part fixed."""
-    parts: Split = shared["parts"]
-    theta = parts.join(shared["theta"][:, None], private["personal"])  # [S, C, P]
-    moved = train(
-        shared["model"], theta, data, shared["step_size"], shared["training"], shared["key"], parts.moving("personal")
-    )
-    own = torch.where(private["begun"][..., None], private["personal"], parts.parts(moved)[1])
-    return {}, {"personal": own}
+    own = private["personal"]  # [S, C, P - Q]
+    _, fitted = train_part(
+        shared["model"], shared["split"], "personal", shared["theta"][:, None], own, data, shared["step_size"],
+        shared["training"], shared["key"],
+    )  # fmt: skip
+    return {}, {"personal": torch.where(private["visits"][..., None] > 0, own, fitted)}
 
 
 def judge_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's personal model on its rows, and leave it as it is."""
-    model, parts, theta, own = shared["model"], shared["parts"], shared["theta"], private["personal"]
-    above = tail(model, frozenset(parts.personal))
+    model, parts, theta, own = shared["model"], shared["split"], shared["theta"], private["personal"]
+    above = tail(model, parts.moving("personal"))
     if above is None:
         scores = own_outputs(model, parts.join(theta[:, None], own), data)  # [S, C, N, O]
     else:  # rows pass together through the layers that all share
