@@ -2,7 +2,8 @@
 """What several tests share: small federations, awkward participation, and the registry of algorithms."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from coterie import keys
 from coterie.algorithms import em as plain_em
 from coterie.algorithms import fedavg as fed
 from coterie.algorithms import fedgmm as joint
@@ -21,11 +23,13 @@ from coterie.algorithms import linear_representation as linear
 from coterie.algorithms import maml as meta
 from coterie.algorithms import moment_descent as moments
 from coterie.algorithms import one_shot as once
+from coterie.algorithms import srpfl as stages
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.starts import Start
 from coterie.data.ragged import Layout, Ragged
+from coterie.engines.checkpoint import to_record
 from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
@@ -93,6 +97,21 @@ def one_block(rows: Ragged, ids: Sequence[int] | None = None) -> Block:
     """All clients in one block, in the order of storage."""
     (block,) = rows.blocks(None if ids is None else torch.tensor(ids), budget=1 << 40)
     return block
+
+
+def batches_of(how: Training, n: int, key: Tensor, client: Tensor) -> list[list[int]]:
+    """Rows of every step of one client, from its own permutations."""
+    if how.batch_size is None:
+        return [list(range(n))] * (how.steps if how.epochs is None else how.epochs)
+    out: list[list[int]] = []
+    steps = how.steps if how.epochs is None else how.epochs * -(-n // how.batch_size)
+    epoch = 0
+    while n and len(out) < steps:
+        u = keys.uniform(keys.key(key, epoch, "batch", client), n).tolist()
+        order = sorted(range(n), key=lambda i: u[i])
+        out += [order[i : i + how.batch_size] for i in range(0, n, how.batch_size)]
+        epoch += 1
+    return out[:steps]
 
 
 # -- participation ----------------------------------------------------------------------------------------------------
@@ -180,7 +199,8 @@ def run_one(program: Program, rows: Ragged, **engine: Any) -> tuple[Any, Finishe
 
 
 def state_tensors(state: Any) -> dict[str, Tensor]:
-    return {name: value for name, value in vars(state).items() if isinstance(value, Tensor)}
+    """All tensors of a state, and of one inside it."""
+    return to_record(state)[0]
 
 
 def assert_same_state(a: Any, b: Any, *, atol: float | None = None) -> None:
@@ -189,7 +209,9 @@ def assert_same_state(a: Any, b: Any, *, atol: float | None = None) -> None:
     assert vars(a).keys() == vars(b).keys()
     for name, left in vars(a).items():
         right = vars(b)[name]
-        if not isinstance(left, Tensor):
+        if is_dataclass(left):
+            assert_same_state(left, right, atol=atol)
+        elif not isinstance(left, Tensor):
             assert left == right, name
         elif atol is None:
             assert left.dtype == right.dtype
@@ -484,3 +506,19 @@ CASES: list[Case] = [
     linear_case("linear-representation-by-rows", start="random", weighting="rows", weight="rows"),
     linear_case("linear-representation-minibatch", batch_size=3, minibatch=True),
 ]
+
+
+def staged(case: Case) -> Case:
+    """The same with 2 clients, then 4, 8 and 10. Lots decide who is fast, so that a further client changes who is."""
+
+    def program(seed: int) -> Program:
+        return partial(stages.srpfl, case.program(seed), n0=2, n_clients=10, stages=stages.Fixed(1))
+
+    return replace(
+        case, name=f"srpfl-{case.name}", program=program, state_type=stages.State[case.state_type],  # type: ignore[name-defined]
+        model=f"inner/{case.model}", weight="own", draws_clients=True, numbers=(), by_client=(),
+    )  # fmt: skip
+
+
+_STAGED = {"fedavg-minibatch", "ifca-model", "ifca-spread", "fedgrem", "fedrep"}
+CASES += [staged(case) for case in CASES if case.name in _STAGED]

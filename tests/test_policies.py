@@ -99,7 +99,7 @@ def test_equally_fast_clients_draw_lots_by_name() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Sampled(),
+        Sampled,
         lambda: Sampled(0.5, number=3),
         lambda: Sampled(number=0),
         lambda: FastestFirst(0),
@@ -175,8 +175,8 @@ def test_work_decides_who_meets_a_deadline() -> None:
     limit = float(SPEED.median())
     one = heard(Deadline(limit), clock=VirtualClock(), work=1.0)
     two = heard(Deadline(limit), clock=VirtualClock(), work=2.0)
-    assert one.ids.tolist() == (SPEED <= limit).nonzero()[:, 0].tolist()
-    assert two.ids.tolist() == (2 * SPEED <= limit).nonzero()[:, 0].tolist()
+    assert one.ids.tolist() == SPEED.le(limit).nonzero()[:, 0].tolist()
+    assert two.ids.tolist() == (2 * SPEED).le(limit).nonzero()[:, 0].tolist()
 
 
 def test_an_algorithm_is_made_resilient_by_a_policy_alone() -> None:

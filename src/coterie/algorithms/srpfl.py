@@ -101,8 +101,8 @@ def srpfl(
     now = State(None, torch.zeros(0, dtype=torch.float64)) if state is None else state
     now = _skipped(now, rule, n0, n_clients)
     replies: Replies | None = None
-    asked, seconds = False, 0.0
-    while rounds is None or now.round < rounds:
+    seconds = 0.0
+    while rounds is None or now.inner is None or now.round < rounds:
         try:
             wanted = inner.send(replies)
         except StopIteration as end:
@@ -111,14 +111,15 @@ def srpfl(
         if isinstance(wanted, Ask):
             replies = yield wanted if wanted.to is not None else replace(wanted, enough=n)
             assert replies is not None
-            asked, seconds = True, seconds + replies.elapsed
+            seconds += replies.elapsed
             continue
         info = {**wanted.info, "stage": now.stage, "enough": n}
+        start = now.inner is None and getattr(wanted.state, "round", None) == 0  # what is saved first may be no round
         now = replace(now, inner=wanted.state)
-        if asked:  # else it is the start that is saved, and no round
+        if not start:
             now = _counted(now, wanted.info.get("loss"), seconds, last=n == n_clients)
             now = _skipped(now, rule, n0, n_clients)
-        asked, seconds = False, 0.0
+        seconds = 0.0
         replies = yield Save(now, info)
     return now
 
