@@ -17,10 +17,19 @@ from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
 from coterie.local import Training, train
 from coterie.models import Dense, Model, Network, split
-from coterie.personal import Distribution, Fit, PersonalMeasured, distribution, measure_fine_tuned, measure_personal
+from coterie.personal import (
+    Distribution,
+    Fit,
+    PersonalMeasured,
+    distribution,
+    measure_fine_tuned,
+    measure_personal,
+    personal_start,
+)
 from helpers import Only, Program, overhear, ragged, spying
 
 NET = Dense((3, 4, 3), "cross_entropy")  # float64, so that tolerances can be tight
+DEEP = Dense((3, 4, 4, 3), "cross_entropy")
 HEAD = ("1",)
 BODY = ("0",)
 HOW = Training(epochs=5, batch_size=4)
@@ -110,10 +119,10 @@ def test_every_client_is_judged_with_its_own_part_and_not_with_an_average() -> N
     assert not bool(found.fitted.any())
 
 
-@pytest.mark.parametrize("personal", [HEAD, BODY])
-def test_who_was_never_visited_fits_the_personal_part_only(personal: tuple[str, ...]) -> None:
-    settings = given(personal=personal)
-    parts = split(NET, personal)
+@pytest.mark.parametrize(("model", "personal"), [(NET, HEAD), (NET, BODY), (DEEP, ("1",))])
+def test_who_was_never_visited_fits_the_personal_part_only(model: Model, personal: tuple[str, ...]) -> None:
+    settings = given(model, personal)
+    parts = split(model, personal)
     found = measure(**settings)
     assert found.fitted.tolist() == [False, True, False, False, True]
     held = settings["private"]["personal"]
@@ -122,13 +131,13 @@ def test_who_was_never_visited_fits_the_personal_part_only(personal: tuple[str, 
         if bool(found.fitted[i]):
             whole = parts.join(settings["theta"], own)
             moved = train(
-                NET, whole[None, None], settings["train_rows"].client(i), torch.tensor([0.3], dtype=torch.float64), HOW,
+                model, whole[None, None], settings["train_rows"].client(i), torch.tensor([0.3], dtype=torch.float64), HOW,
                 keys.key(0, "fit personal")[None], parts.moving("personal"),
             )[0, 0]  # fmt: skip
             assert torch.equal(parts.parts(moved)[0], settings["theta"])
             own = parts.parts(moved)[1]
         data = settings["rows"].client(i)
-        scores = NET.own_outputs(parts.join(settings["theta"], own)[None], data.x)[0]
+        scores = model.own_outputs(parts.join(settings["theta"], own)[None], data.x)[0]
         assert int(found.rows[i]) == rows
         if rows:
             loss = torch.nn.functional.cross_entropy(scores, data.target[0])
@@ -183,10 +192,14 @@ def tensors(settings: dict[str, Any]) -> list[Tensor]:
     return [settings["theta"], settings["fit"].start, *private.values(), *rows, *own, torch.get_rng_state()]
 
 
-@pytest.mark.parametrize("none", [False, True])
+@pytest.mark.parametrize("visited", ["some", "all", "none"])
 @pytest.mark.parametrize(("model", "personal"), [(NET, HEAD), (NET, BODY), (twin(NET), ("2",)), (twin(NET), ("0",))])
-def test_measuring_leaves_every_tensor_as_it_is(model: Model, personal: tuple[str, ...], none: bool) -> None:
-    settings = given(model, personal) | ({"private": None} if none else {})
+def test_measuring_leaves_every_tensor_as_it_is(model: Model, personal: tuple[str, ...], visited: str) -> None:
+    settings = given(model, personal)
+    if visited == "none":
+        settings["private"] = None
+    elif visited == "all":
+        settings["private"]["visits"] += 1
     before = [value.detach().clone() for value in tensors(settings)]
     first = measure(**settings)
     for value, was in zip(tensors(settings), before, strict=True):
@@ -230,6 +243,7 @@ def test_training_goes_on_as_if_nobody_had_measured(program: Program, personal: 
     assert seen[0].fitted.tolist() == [True] * 5
     assert [found.fitted.tolist() for found in seen[1:]] == [[False, True, False, False, True]] * 4
     assert not torch.equal(seen[1].loss, seen[-1].loss)
+    assert torch.equal(private["personal"][[1, 4]], personal_start(NET, personal, seed=0).expand(2, -1))
 
 
 def test_fine_tuning_is_measured_on_copies_of_the_common_model() -> None:

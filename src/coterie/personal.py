@@ -37,6 +37,7 @@ __all__ = [
     "judge_personal_ask",
     "measure_fine_tuned",
     "measure_personal",
+    "personal_start",
 ]
 
 _DECILE = 0.1
@@ -49,7 +50,7 @@ class Fit:
     Attributes
     ----------
     start : Tensor
-        [P - Q] where it begins, such as the algorithm's own start.
+        [P - Q] where it begins, such as `personal_start`.
     step_size : float
         Of its training.
     training : Training
@@ -62,6 +63,11 @@ class Fit:
     step_size: float
     training: Training
     seed: int = 0
+
+
+def personal_start(model: Model, personal: tuple[str, ...], *, seed: int) -> Tensor:
+    """The personal part that clients begin with in a run with this seed.  [P - Q]"""
+    return split(model, personal).parts(model.initial(1, keys.generator(seed, "start"))[0])[1]
 
 
 @dataclass(frozen=True)
@@ -161,9 +167,10 @@ def measure_personal(
     """
     parts = split(model, personal)
     _check_same_clients(rows, train_rows)
-    kept = _copied(private, rows.n_clients, fit)
+    kept = _checked(private, rows.n_clients, fit)
     new = kept["visits"] == 0  # [M]
     if bool(new.any()):
+        kept = {name: value.clone() for name, value in kept.items()}  # who fits does so in the copy
         _ask(train_rows, kept, fit_personal_ask(model, theta, parts, fit, to=new.nonzero()[:, 0]))
     values = _ask(rows, kept, judge_personal_ask(model, theta, parts))
     return PersonalMeasured(**values, fitted=new)
@@ -209,16 +216,16 @@ def _check_same_clients(rows: Ragged, train_rows: Ragged) -> None:
         raise DataError("the rows to judge by are not of the clients who train", "give both sides of one partition")
 
 
-def _copied(private: Mapping[str, Tensor] | None, n_clients: int, fit: Fit) -> Tensors:
-    """Copy the clients' private state, so that evaluation cannot touch it; new clients begin at the start."""
+def _checked(private: Mapping[str, Tensor] | None, n_clients: int, fit: Fit) -> Tensors:
+    """Take what is wanted of the clients' private state; new clients begin at the start."""
     if not private:
-        return {"personal": fit.start.repeat(n_clients, 1), "visits": torch.zeros(n_clients, dtype=torch.int64)}
+        return {"personal": fit.start.expand(n_clients, -1), "visits": torch.zeros(n_clients, dtype=torch.int64)}
     if len(private["visits"]) != n_clients:
         raise DataError(
             f"private state is of {len(private['visits'])} clients and rows are of {n_clients}",
             "give the rows of the clients that were trained; new clients have no private state: None",
         )
-    return {name: private[name].clone() for name in ("personal", "visits")}
+    return {name: private[name] for name in ("personal", "visits")}
 
 
 def _ask(rows: Ragged, private: Tensors, ask: Ask) -> Mapping[str, Any]:
@@ -273,11 +280,22 @@ def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
 
 def judge_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's personal model on its rows, and leave it as it is."""
-    model, parts, theta, own = shared["model"], shared["split"], shared["theta"], private["personal"]
-    above = tail(model, parts.moving("personal"))
-    if above is None:
-        scores = own_outputs(model, parts.join(theta[:, None], own), data)  # [S, C, N, O]
-    else:  # rows pass together through the layers that all share
-        features = [above.features(vector[None], data.x) for vector in theta]
-        scores = torch.stack([above.model.own_outputs(o, f) for o, f in zip(own, features, strict=True)])
-    return judged(model, scores, data), {}
+    scores = _outputs(shared["model"], shared["split"], shared["theta"], private["personal"], data)
+    return judged(shared["model"], scores, data), {}
+
+
+def _outputs(model: Model, parts: Split, theta: Tensor, own: Tensor, data: Block) -> Tensor:
+    """Outputs of every client's model; rows pass together through what all share, where that can be cut off.
+
+    theta [S, Q], own [S, C, P - Q] -> [S, C, N, O]
+    """
+    head = tail(model, parts.moving("personal"))
+    if head is not None:
+        features = [head.features(vector[None], data.x) for vector in theta]
+        return torch.stack([head.model.own_outputs(o, f) for o, f in zip(own, features, strict=True)])
+    top = tail(model, parts.moving("shared"))
+    if top is not None:
+        rows = [top.features(o, data.x).flatten(0, 1) for o in own]
+        flat = torch.stack([top.model.outputs(v[None], r)[0] for v, r in zip(theta, rows, strict=True)])
+        return flat.view(len(own), *data.x.shape[:2], -1)
+    return own_outputs(model, parts.join(theta[:, None], own), data)
