@@ -13,7 +13,7 @@ from coterie import keys
 from coterie.data.ragged import Ragged
 from coterie.local import Training, sgd, train
 from coterie.models import Dense, Model, Network, linear_regression
-from helpers import federation, one_block, ragged
+from helpers import batches_of, federation, one_block, ragged
 
 TIGHT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
 NET = Dense((3, 4, 1), "squared")
@@ -26,21 +26,6 @@ def clients() -> Ragged:
 
 def starts(model: Model, n: int = len(COUNTS), seed: int = 0) -> Tensor:
     return torch.randn(n, model.n_parameters, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def batches_of(how: Training, n: int, key: Tensor, client: Tensor) -> list[list[int]]:
-    """Rows of every step of one client, from its own permutations."""
-    if how.batch_size is None:
-        return [list(range(n))] * (how.steps if how.epochs is None else how.epochs)
-    out: list[list[int]] = []
-    steps = how.steps if how.epochs is None else how.epochs * -(-n // how.batch_size)
-    epoch = 0
-    while n and len(out) < steps:
-        u = keys.uniform(keys.key(key, epoch, "batch", client), n).tolist()
-        order = sorted(range(n), key=lambda i: u[i])
-        out += [order[i : i + how.batch_size] for i in range(0, n, how.batch_size)]
-        epoch += 1
-    return out[:steps]
 
 
 def loop(theta: Tensor, x: Tensor, y: Tensor, eta: float, how: Training, batches: list[list[int]]) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.averaging import State, averaged
@@ -20,7 +21,7 @@ from coterie.local.personal import hold
 from coterie.models import Model, Part, last_layers, split
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
-__all__ = ["State", "fedrep", "partly_shared", "train_in_turn"]
+__all__ = ["State", "fedrep", "first_model", "partly_shared", "train_in_turn"]
 
 Run = Generator[Ask | Save, Replies | None, State]
 
@@ -37,6 +38,7 @@ def fedrep(
     body: Training = Training(epochs=5, batch_size=10),  # noqa: B008  (frozen)
     decay: float = 1.0,
     weighting: Literal["clients", "rows"] = "clients",
+    start: Tensor | None = None,
     tol: float = 0.0,
 ) -> Run:
     """Train a shared representation and every client's own head.
@@ -58,6 +60,8 @@ def fedrep(
         fixed (tau_phi).
     weighting : {"clients", "rows"}
         Whether clients count alike in the mean (paper) or by their rows.
+    start : Tensor, optional
+        [P] where representation and heads begin; drawn with the seed when not given.
     tol : float
         Stop when the representation changes by no more than this, relative to its length; 0 never stops early.
     """
@@ -65,7 +69,7 @@ def fedrep(
         yield from partly_shared(
             state, model=model, personal=last_layers(model, 1) if personal is None else personal, rounds=rounds,
             step_size=step_size, seed=seed, turns=(("personal", head), ("shared", body)), decay=decay,
-            weighting=weighting, tol=tol,
+            weighting=weighting, start=start, tol=tol,
         )
     )  # fmt: skip
 
@@ -81,6 +85,7 @@ def partly_shared(
     turns: tuple[tuple[Part, Training], ...],
     decay: float = 1.0,
     weighting: Literal["clients", "rows"] = "clients",
+    start: Tensor | None = None,
     tol: float = 0.0,
 ) -> Run:
     """Train a model of which some layers are personal: they stay with the client, and only the others are averaged.
@@ -89,11 +94,11 @@ def partly_shared(
     ----------
     turns : tuple of (part, Training)
         What a client trains in a round, one after the other: its "personal" part, the "shared" part, or "both" at once.
-    model, personal, rounds, step_size, seed, decay, weighting, tol
+    model, personal, rounds, step_size, seed, decay, weighting, start, tol
         As for `fedrep`.
     """
     cut = split(model, personal)
-    common, own = cut.parts(model.initial(1, keys.generator(seed, "start"))[0])
+    common, own = cut.parts(first_model(model, seed) if start is None else start)
     if state is None:
         state = State(common.clone())
         yield Save(state)
@@ -117,6 +122,11 @@ def partly_shared(
         )
 
     return (yield from averaged(state, question, rounds=rounds, tol=tol))  # line 15
+
+
+def first_model(model: Model, seed: int) -> Tensor:
+    """Draw where all begin: the shared part, and the personal part of a client that was never asked.  [P]"""
+    return model.initial(1, keys.generator(seed, "start"))[0]
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ where both parts move together. With `alternating` they move in turn, as in Algo
 
 from typing import Literal
 
+from torch import Tensor
+
 from coterie.algorithms.averaging import State
 from coterie.algorithms.fedrep import Run, partly_shared
 from coterie.local import Training
@@ -27,6 +29,7 @@ def lg_fedavg(
     alternating: Training | None = None,
     decay: float = 1.0,
     weighting: Literal["clients", "rows"] = "clients",
+    start: Tensor | None = None,
     tol: float = 0.0,
 ) -> Run:
     """Train every client's own representation and the top layers that all share.
@@ -41,7 +44,7 @@ def lg_fedavg(
         What a client does with its model.
     alternating : Training, optional
         When given, `training` moves the representation only, the top fixed, and then this moves the top.
-    model, rounds, step_size, seed, decay, weighting, tol
+    model, rounds, step_size, seed, decay, weighting, start, tol
         As for `fedrep`.
     """
     if personal is None:
@@ -52,6 +55,6 @@ def lg_fedavg(
         yield from partly_shared(
             state, model=model, personal=personal, rounds=rounds, step_size=step_size, seed=seed,
             turns=together if alternating is None else (("personal", training), ("shared", alternating)),
-            decay=decay, weighting=weighting, tol=tol,
+            decay=decay, weighting=weighting, start=start, tol=tol,
         )
     )  # fmt: skip
