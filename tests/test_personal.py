@@ -170,6 +170,13 @@ def test_a_torch_module_is_measured_like_its_dense_twin(personal: tuple[str, ...
     assert torch.equal(dense.right, module.right)
 
 
+def test_augmentation_is_for_training_and_not_for_measuring() -> None:
+    settings = given(twin(NET), ("2",))
+    settings["private"]["visits"] += 1  # nobody fits
+    augmented = replace(settings["model"], augment=lambda x, each: x + keys.uniform(each, 3))
+    assert torch.equal(measure(**settings).loss, measure(**settings | {"model": augmented}).loss)
+
+
 def test_fitted_heads_serve_new_clients() -> None:
     """With a representation that tells the features apart, fifty rows are enough to learn what a client calls them."""
     model = Dense((3, 6, 3), "cross_entropy", intercept=False)
