@@ -64,6 +64,8 @@ def linear_representation(
 ) -> Generator[Ask | Save, Replies | None, State]:
     """Find the subspace that everybody's models lie in; heads stay with the clients, as `head` in their private state.
 
+    Rows are float64, as for all linear models.
+
     Parameters
     ----------
     state : State or None
