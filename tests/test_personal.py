@@ -177,6 +177,20 @@ def test_augmentation_is_for_training_and_not_for_measuring() -> None:
     assert torch.equal(measure(**settings).loss, measure(**settings | {"model": augmented}).loss)
 
 
+@pytest.mark.parametrize(
+    ("model", "personal"), [(NET, HEAD), (NET, BODY), (DEEP, ("1",)), (twin(NET), ("2",)), (twin(NET), ("0",))]
+)
+@pytest.mark.parametrize("side", ["rows", "train_rows"])
+def test_nobody_needs_rows(model: Model, personal: tuple[str, ...], side: str) -> None:
+    settings = given(model, personal) | {side: clients((0,) * 5)}
+    found = measure(**settings)
+    assert found.rows.tolist() == settings["rows"].counts.tolist()
+    assert found.fitted.tolist() == [False, True, False, False, True]
+    start = settings["private"] | {"visits": torch.ones(5, dtype=torch.int64)}
+    if side == "train_rows":  # there is nothing to fit to: they are judged with what they start from
+        assert torch.equal(found.loss, measure(**settings | {"private": start}).loss)
+
+
 def test_fitted_heads_serve_new_clients() -> None:
     """With a representation that tells the features apart, fifty rows are enough to learn what a client calls them."""
     model = Dense((3, 6, 3), "cross_entropy", intercept=False)
@@ -310,6 +324,7 @@ def test_a_model_that_diverged_is_the_worst() -> None:
     assert found.worst_decile == torch.inf
     assert found.best_decile == 1.0
     assert found.median == 2.0
+    assert Distribution.of(torch.tensor([1.0, torch.inf]), torch.ones(2), larger_is_better=False).mean == torch.inf
 
 
 def test_accuracy_is_better_when_larger_and_error_when_smaller() -> None:

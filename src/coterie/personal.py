@@ -108,7 +108,7 @@ class Distribution:
         """
         if not bool((rows > 0).any()):
             raise DataError("no client has a row to be judged by", "give clients test rows")
-        values = values.double().nan_to_num(nan=-torch.inf if larger_is_better else torch.inf)
+        values = torch.where(values.isnan(), -torch.inf if larger_is_better else torch.inf, values.double())
         ranked = values[rows > 0].sort(descending=larger_is_better).values  # the best first
         few = math.ceil(_DECILE * len(ranked))
         return cls(
@@ -297,5 +297,5 @@ def _outputs(model: Model, parts: Split, theta: Tensor, own: Tensor, data: Block
     if top is not None:
         rows = [top.features(o, data.x).flatten(0, 1) for o in own]
         flat = torch.stack([top.model.outputs(v[None], r)[0] for v, r in zip(theta, rows, strict=True)])
-        return flat.view(len(own), *data.x.shape[:2], -1)
+        return flat.view(len(own), *data.x.shape[:2], model.n_outputs)
     return own_outputs(model, parts.join(theta[:, None], own), data)
