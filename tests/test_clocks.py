@@ -113,7 +113,7 @@ def test_a_trace_by_round_begins_again_after_its_last(tmp_path: Path, kind: str)
         ("client,seconds\n", "has no times"),
         ("client,seconds\na,soon\nb,1\n", "cannot be read"),
         ("client,minutes\na,1\nb,1\n", "cannot be read"),
-        (None, "cannot be read"),
+        (None, "there is no trace"),
     ],
 )
 def test_a_trace_that_does_not_fit_is_refused(tmp_path: Path, text: str | None, said: str) -> None:

@@ -194,6 +194,8 @@ def _positive(what: str, value: float) -> None:
 
 def _read(path: Path) -> pa.Table:
     """Read a trace; a file without rounds is one round."""
+    if not path.exists():
+        raise DataError(f"there is no trace at {path}", "give a CSV or Parquet file")
     kinds = {"client": pa.string(), "round": pa.int64(), "seconds": pa.float64()}
     try:
         if path.suffix == ".parquet":
@@ -203,8 +205,8 @@ def _read(path: Path) -> pa.Table:
         if "round" not in table.column_names:
             table = table.append_column("round", pa.array(np.zeros(len(table), np.int64)))
         return table.select(list(kinds)).cast(pa.schema(kinds))
-    except (OSError, KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (OSError, KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise DataError(
-            f"the trace {path} cannot be read: {error}",
+            f"the trace {path} cannot be read as clients and seconds",
             "give a CSV or Parquet file with columns client, seconds and, where speeds change, round",
         ) from None
