@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import fedgrem, local_training, lockstep, many_clients, moment_descent
+from benchmarks import fedgrem, fedrep, local_training, lockstep, many_clients, moment_descent
 
 BENCHES = {
     "lockstep": lockstep.run,
@@ -19,6 +19,7 @@ BENCHES = {
     "many-clients": many_clients.run,
     "moment-descent": moment_descent.run,
     "fedgrem": fedgrem.run,
+    "fedrep": fedrep.run,
 }
 
 

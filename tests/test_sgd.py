@@ -2,6 +2,7 @@
 """Local training against a loop over clients that draws its batches with the same keys."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -214,3 +215,54 @@ def test_augmentation_draws_anew_for_every_row_and_step() -> None:
 def test_work_counts_steps_or_passes() -> None:
     assert Training(steps=7).work() == 7
     assert Training(epochs=3, batch_size=5).work() == 3
+
+
+# -- the first layer in the space of the rows -------------------------------------------------------------------------
+WIDE = Dense((30, 6, 5, 1), "squared")  # at most 11 rows of 30 features
+
+
+def wide_clients() -> Ragged:
+    draw = torch.Generator().manual_seed(0)
+    xs = [torch.randn(n, 30, generator=draw, dtype=torch.float64) for n in COUNTS]
+    return ragged(xs, [x[:, 0] - x[:, 1].relu() for x in xs])
+
+
+@pytest.mark.parametrize("how", HOWS.values(), ids=HOWS)
+@pytest.mark.parametrize(
+    "layers", [None, {"0.weight"}, {"0.weight", "0.bias", "1.weight"}, {"0.weight", "2.bias"}], ids=str
+)
+@pytest.mark.parametrize("intercept", [True, False])
+def test_training_in_the_space_of_the_rows_is_the_same_training(
+    how: Training, layers: set[str] | None, intercept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(WIDE, intercept=intercept)
+    moving = None if layers is None else frozenset(layers & set(model.layers))
+    block, key = one_block(wide_clients()), keys.key(0, torch.arange(2))
+    theta = torch.stack([starts(model, seed=s) for s in range(2)])
+    eta = torch.tensor([0.02, 0.01], dtype=torch.float64)
+    monkeypatch.setattr(sgd, "_PASSES", 0)
+    assert sgd._suits_rows(model, how, block, moving)
+    by_rows = train(model, theta, block, eta, how, key, moving)
+    monkeypatch.setattr(sgd, "_WIDER", 1000)
+    assert not sgd._suits_rows(model, how, block, moving)
+    torch.testing.assert_close(by_rows, train(model, theta, block, eta, how, key, moving), **TIGHT)
+    if moving is not None:
+        fixed = torch.cat([torch.arange(part.start, part.stop) for n, part in model.layers.items() if n not in moving])
+        assert torch.equal(by_rows[..., fixed], theta[..., fixed])
+    assert torch.equal(by_rows[:, block.n == 0], theta[:, block.n == 0])
+
+
+def test_rows_stand_for_the_first_layer_only_where_that_pays() -> None:
+    block = one_block(wide_clients())
+    often = Training(epochs=5, batch_size=4)
+
+    def suits(model: Dense = WIDE, how: Training = often, layers: frozenset[str] | None = None) -> bool:
+        return sgd._suits_rows(model, how, block, layers)
+
+    assert suits()
+    assert suits(how=Training(steps=2))
+    assert not suits(Dense((21, 6, 1), "squared"))  # 11 rows are more than half of the features
+    assert not suits(Dense((30, 1), "squared"))
+    assert not suits(replace(WIDE, l2=0.1))
+    assert not suits(how=Training(steps=5, batch_size=4))  # less than two passes
+    assert not suits(layers=frozenset({"1.weight"}))

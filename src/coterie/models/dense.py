@@ -183,7 +183,10 @@ class DenseDescent:
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor, step_size: float, active: Tensor | None = None) -> None:
         """Take one step; clients whose `active` [C] is 0 stay where they are."""
-        deltas = self._backward(x, y, weights if active is None else weights * active[:, None])
+        self._move(self._backward(x, y, weights if active is None else weights * active[:, None]), step_size, active)
+
+    def _move(self, deltas: list[tuple[Tensor, Tensor]], step_size: float, active: Tensor | None) -> None:
+        """Take a step, given what `_backward` made."""
         one: float | Tensor = 1.0 if active is None else active
         into, alpha = self._moving, -step_size
         if self._momentum:
@@ -220,7 +223,7 @@ class DenseDescent:
 
         From the lowest layer on that moves.
         """
-        inputs = [x, *self._hidden(x)]
+        inputs = [x, *self._hidden(x, y.shape[1])]
         out = _affine(inputs[-1], *self._layers[-1])
         delta = loss_gradient(self._model.loss, out, y, weights)
         deltas = [delta]
@@ -230,14 +233,18 @@ class DenseDescent:
             deltas.insert(0, delta)
         return list(zip(deltas, inputs[self._lowest :], strict=True))
 
-    def _hidden(self, x: Tensor) -> list[Tensor]:
+    def _hidden(self, x: Tensor, n_rows: int) -> list[Tensor]:
         """Activations of the hidden layers, in buffers that are allocated once."""
-        widths = self._model.sizes[1:-1]
-        if not self._buffers or self._buffers[0].shape[1] != x.shape[1]:
-            self._buffers = [x.new_empty(len(x), x.shape[1], width) for width in widths]
-        for buffer, (weight, bias) in zip(self._buffers, self._layers[:-1], strict=True):
-            x = _affine(x, weight, bias, out=buffer).relu_()
+        if not self._buffers or self._buffers[0].shape[1] != n_rows:
+            clients = len(self._start)
+            self._buffers = [self._start.new_empty(clients, n_rows, width) for width in self._model.sizes[1:-1]]
+        for i, buffer in enumerate(self._buffers):
+            x = (_affine(x, *self._layers[i], out=buffer) if i else self._enter(x, buffer)).relu_()
         return self._buffers
+
+    def _enter(self, x: Tensor, out: Tensor) -> Tensor:
+        """The first layer, where there are hidden ones."""
+        return _affine(x, *self._layers[0], out=out)
 
     def _pack(self, layers: "Sequence[tuple[Tensor | None, Tensor | None]]") -> Tensor:
         return torch.cat([part.flatten(1) for layer in layers for part in layer if part is not None], 1)
