@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Personal models of images with stragglers: how well nine methods serve clients, and after what virtual time.
+
+Tziotis et al., "Straggler-Resilient Personalized Federated Learning", Figure 3. Every client has images of few classes, and
+is judged on test images of the same classes, with what it keeps of its own: a head (FedRep and SRPFL), a representation
+(LG-FedAvg and LG-SRPFL), or the common model after fine-tuning (-ft and HF-MAML). All clients count, also those that were
+never asked: they first fit what would be their own. SRPFL, LG-SRPFL and FLANP begin with the fastest clients, and double
+their number in stages.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.algorithms.fedavg import fedavg
+from coterie.algorithms.fedrep import fedrep
+from coterie.algorithms.lg_fedavg import lg_fedavg
+from coterie.algorithms.maml import maml
+from coterie.algorithms.srpfl import Fixed, srpfl
+from coterie.engines.in_process import InProcess
+from coterie.evaluate import Measured, measure_ask
+from coterie.models import last_layers, layer_names
+from coterie.personal import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
+from coterie.protocol import Algorithm, Save
+from coterie.studies.common import Column, Outcome, Tell, seen, silent
+from coterie.studies.parallel import side_by_side
+from coterie.studies.srpfl_images_settings import METHODS, SPEEDS, Settings, clients, model, settings
+
+__all__ = ["CAPTION", "COLUMNS", "METHODS", "NAME", "SPEEDS", "Settings", "run", "settings"]
+
+NAME = "srpfl-images"
+CAPTION = (
+    "accuracy: mean over all clients, each on its own test images, after the last round; worst: over the tenth of the "
+    "clients who fare worst\ntarget: final accuracy of fedrep (for lg-srpfl: of lg-fedavg) minus one point; time: virtual "
+    "time until it was first seen, over that of fedrep (lg-fedavg); in all: virtual time of all rounds"
+)
+_STAGED = {"srpfl": "fedrep", "lg-srpfl": "lg-fedavg", "flanp": "fedavg"}  # stages around what
+_TUNED = {"fedavg-ft": "fedavg", "flanp-ft": "flanp"}  # judged after fine-tuning, trained as what
+_LONGEST_FIRST = ("hf-maml", "lg-fedavg", "fedrep", "fedavg", "lg-srpfl", "srpfl", "flanp")
+_POINT = 0.01
+
+Curve = list[dict[str, Any]]  # what was seen at some rounds: round, virtual_time, accuracy, worst_decile
+
+
+def run(chosen: Settings, tell: Tell = silent) -> Outcome:
+    """Train every method with every seed; what is fine-tuned is trained once, for both of its methods."""
+    wanted = {*chosen.methods, *(_reference(method) for method in chosen.methods)}
+    trained = {_TUNED.get(method, method) for method in wanted}
+    seeds = range(chosen.seed, chosen.seed + chosen.seeds)
+    tasks = [(training, seed) for seed in seeds for training in _LONGEST_FIRST if training in trained]
+    _dealt(chosen, chosen.seed)  # processes that are copies of this one need not read it again
+    found = side_by_side(
+        partial(_train, chosen, wanted), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "trainings")
+    )
+    curves: dict[str, list[Curve]] = {method: [] for method in METHODS}
+    for each in found:
+        for method, curve in each.items():
+            curves[method].append(curve)
+    rows = [_row(method, curves[method], curves[_reference(method)]) for method in chosen.methods]
+    if chosen.curves:
+        rows = [{**row, "curves": curves[row["method"]]} for row in rows]
+    return Outcome(NAME, asdict(chosen), rows)
+
+
+def _reference(method: str) -> str:
+    """Whose final accuracy is the target."""
+    return "lg-fedavg" if method.startswith("lg-") else "fedrep"
+
+
+def _dealt(chosen: Settings, seed: int) -> Any:
+    return clients(chosen.dataset, chosen.clients, chosen.shards, chosen.rows, seed)
+
+
+# -- one training -----------------------------------------------------------------------------------------------------
+def _train(chosen: Settings, wanted: set[str], task: tuple[str, int]) -> dict[str, Curve]:
+    """Train once; a curve for each method that is trained so."""
+    training, seed = task
+    trial = _Trial(chosen, training, seed)
+    mine = [method for method in METHODS if method in wanted and _TUNED.get(method, method) == training]
+    curves: dict[str, Curve] = {method: [] for method in mine}
+
+    def see(save: Save) -> tuple[Save, bool]:
+        done = save.state.round
+        if not done or (done % chosen.evaluate_every and done < chosen.rounds):
+            return save, True
+        judged = {method: trial.judge(method, save.state.theta) for method in mine}
+        return replace(save, info={**save.info, "done": done, "judged": judged}), True
+
+    for done in trial.engine.run([partial(trial.program, see)]).rounds:
+        for method, judged in done.info.get("judged", {}).items():
+            curves[method].append({"round": done.info["done"], "virtual_time": done.time, **judged})
+    return curves
+
+
+class _Trial:
+    """A training and its clients."""
+
+    def __init__(self, chosen: Settings, training: str, seed: int) -> None:
+        self.chosen, self.training, self.seed = chosen, training, seed
+        self.steps = _STAGED.get(training, training)
+        self.data = _dealt(chosen, seed)
+        self.model = model(chosen, self.data.train.shape)
+        top = last_layers(self.model, 1 if self.steps == "fedrep" else 2)
+        below = tuple(name for name in layer_names(self.model) if name not in top)
+        self.personal = top if self.steps == "fedrep" else below
+        self.engine = InProcess(self.data.train, participation=chosen.sample, clock=chosen.clock, seed=seed)
+
+    def program(self, see: Any, state: Any) -> Algorithm:
+        """Say who takes part in what, and look at it on the way."""
+
+        def everyone(inner: Any) -> Algorithm:
+            return seen(self._rounds(inner), see)
+
+        if self.training not in _STAGED:
+            return everyone(state)
+        stages = Fixed(self.chosen.stage_rounds)
+        return srpfl(everyone, state, n0=self.chosen.first, n_clients=self.chosen.drawn, stages=stages)
+
+    def _rounds(self, state: Any) -> Algorithm:
+        s = self.chosen
+        common: dict[str, Any] = {"model": self.model, "rounds": s.rounds, "seed": self.seed, "weighting": "clients"}
+        if self.steps == "hf-maml":
+            return maml(state, alpha=s.step_size, beta=s.step_size, training=s.passes(s.meta_epochs), **common)
+        common |= {"step_size": s.step_size}
+        if self.steps == "fedavg":
+            return fedavg(state, training=s.passes(s.epochs), **common)
+        common |= {"personal": self.personal}
+        if self.steps == "lg-fedavg":
+            return lg_fedavg(state, training=s.passes(s.epochs), **common)
+        return fedrep(state, head=s.passes(s.head_epochs), body=s.passes(s.epochs), **common)
+
+    def judge(self, method: str, theta: torch.Tensor) -> dict[str, float]:
+        """Measure all clients, each with what is its own."""
+        found = distribution(self.model, self._measured(method, theta))
+        return {"accuracy": found.mean, "worst_decile": found.worst_decile}
+
+    def _measured(self, method: str, theta: torch.Tensor) -> Measured:
+        s, data = self.chosen, self.data
+        if method in ("fedavg", "flanp"):
+            ask = measure_ask(self.model, theta[None], torch.zeros(s.clients, dtype=torch.int64))
+            return Measured(**InProcess(data.test).ask(ask).values)
+        rows: dict[str, Any] = {"rows": data.test, "train_rows": data.train}
+        how: dict[str, Any] = {"step_size": s.step_size, "seed": self.seed}
+        if self.steps in ("fedavg", "hf-maml"):
+            return measure_fine_tuned(self.model, theta, training=s.passes(s.tune_epochs), **rows, **how)
+        epochs = s.head_epochs if self.steps == "fedrep" else s.tune_epochs
+        start = personal_start(self.model, self.personal, seed=self.seed)
+        fit = Fit(start, training=s.passes(epochs), **how)
+        private = self.engine.worker.private.get(0)
+        return measure_personal(self.model, theta, private, personal=self.personal, fit=fit, **rows)
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+def _row(method: str, curves: Sequence[Curve], reference: Sequence[Curve]) -> dict[str, Any]:
+    """Sum up one method's seeds: means; medians of what may never be reached."""
+    last = [curve[-1] for curve in curves]
+    targets = [curve[-1]["accuracy"] - _POINT for curve in reference]
+    there = [_reached(*pair) for pair in zip(curves, targets, strict=True)]
+    base = [_reached(*pair) for pair in zip(reference, targets, strict=True)]
+    accuracy = [point["accuracy"] for point in last]
+    time, over = _median([p["virtual_time"] for p in there]), _median([p["virtual_time"] for p in base])
+    return {
+        "method": method,
+        "final_accuracy": float(np.mean(accuracy)),
+        "std": float(np.std(accuracy, ddof=1)) if len(accuracy) > 1 else None,
+        "worst_decile": float(np.mean([point["worst_decile"] for point in last])),
+        "target": float(np.mean(targets)),
+        "rounds_to_target": _median([point["round"] for point in there]),
+        "time_to_target": time,
+        "time_ratio": None if time is None or over is None else time / over,
+        "virtual_time": float(np.mean([point["virtual_time"] for point in last])),
+        "rounds": last[0]["round"],
+        "seeds": len(curves),
+    }
+
+
+def _reached(curve: Curve, target: float) -> dict[str, Any]:
+    """When the target was first seen: infinitely late, if never."""
+    never = {"round": math.inf, "virtual_time": math.inf}
+    return next((point for point in curve if point["accuracy"] >= target), never)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    middle = float(np.median(values))
+    return middle if math.isfinite(middle) else None
+
+
+COLUMNS = [
+    Column("method", "method"),
+    Column("final_accuracy", "accuracy", "{:.3f}".format),
+    Column("std", "std", "{:.3f}".format),
+    Column("worst_decile", "worst", "{:.3f}".format),
+    Column("target", "target", "{:.3f}".format),
+    Column("rounds_to_target", "rounds", "{:.0f}".format),
+    Column("time_to_target", "time", "{:.1f}".format),
+    Column("time_ratio", "over fedrep's", "{:.2f}".format),
+    Column("virtual_time", "in all", "{:.1f}".format),
+]
