@@ -6,16 +6,19 @@ __version__ = "0.1.0"
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
-from coterie.estimators import IFCA, FedAvg, FederatedMixture, MixedRegression, load
+from coterie.estimators import IFCA, MAML, FedAvg, FederatedMixture, FedRep, LGFedAvg, MixedRegression, load
 
 __all__ = [
     "IFCA",
+    "MAML",
     "Clients",
     "ConfigError",
     "CoterieError",
     "DataError",
     "FedAvg",
+    "FedRep",
     "FederatedMixture",
+    "LGFedAvg",
     "MixedRegression",
     "RunError",
     "__version__",

@@ -20,10 +20,15 @@ __all__ = [
     "SUPPORT",
     "VALIDATION",
     "Score",
+    "add_baselines",
     "fedavg_program",
     "measure",
     "measured_models",
+    "metric",
+    "newcomers",
+    "overall",
     "placed",
+    "score",
     "target_variance",
 ]
 
@@ -78,31 +83,38 @@ def measure(
     test = None if made.test is None else measured_models(made.model, theta, found.label, made.test)
     per_client = {"train_loss": train.loss, "rows_train": train.rows}
     if test is not None:
-        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": _metric(made, test.right)}
+        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.right)}
     method, seed = phases.options.method, phases.options.seed
-    scores = [_score(made, (method, label), train, test, _on_newcomers(made, theta, seed))]
+    scores = [score(made, (method, label), train, test, _on_newcomers(made, theta, seed))]
     if phases.options.baselines:
-        if method != "fedavg":
-            _add_global(phases, made, scores, per_client)
-        _add_local(phases, made, scores, per_client)
+        add_baselines(phases, made, scores, per_client)
     return scores, per_client
 
 
-def _score(
+def add_baselines(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
+    """Fit one model for all, unless that is what was fitted, and one model each; add how they do."""
+    if phases.options.method != "fedavg":
+        _add_global(phases, made, scores, per_client)
+    _add_local(phases, made, scores, per_client)
+
+
+def score(
     made: Prepared, name: tuple[str, str], train: Measured, test: Measured | None,
     new: tuple[Measured, Ragged] | None = None,
 ) -> Score:  # fmt: skip
     """Put a score together: what was measured on three kinds of rows, those of new clients together with the rows."""
     sides = [(train, made.rows), (test, made.test), new or (None, None)]
-    values = [None if m is None else _overall(made, m) for m, _ in sides]
+    values = [None if m is None else overall(made, m) for m, _ in sides]
     return Score(*name, *values, *(_r2(made.model, *side) for side in sides))
 
 
-def _overall(made: Prepared, measured: Measured) -> float:
-    return float(_metric(made, torch.tensor(measured.mean_right, dtype=torch.float64)))
+def overall(made: Prepared, measured: Measured) -> float:
+    """Accuracy or root mean squared error over all rows."""
+    return float(metric(made, torch.tensor(measured.mean_right, dtype=torch.float64)))
 
 
-def _metric(made: Prepared, right: Tensor) -> Tensor:
+def metric(made: Prepared, right: Tensor) -> Tensor:
+    """Clients' accuracy as it is, and of squared errors the root, in the target's units.  [...]"""
     if made.model.loss == "cross_entropy":
         return right
     return right.clamp(min=0).sqrt() * made.scaling.y_scale.to(right.dtype)
@@ -115,14 +127,23 @@ def _r2(model: Model, measured: Measured | None, rows: Ragged | None) -> float |
     return 1.0 - measured.mean_right / variance if variance > 0 else None
 
 
-def _on_newcomers(made: Prepared, theta: Tensor, seed: int) -> tuple[Measured, Ragged] | None:
-    """Place new clients by half of their rows, and measure on the other half, which is handed over too."""
+def newcomers(made: Prepared, seed: int) -> tuple[Ragged, Ragged] | None:
+    """Divide the rows of new clients: half of them to place a client by, and the other half to judge by."""
     if made.newcomers is None:
         return None
     enough = np.flatnonzero(made.newcomers.layout.counts > 1)  # nothing would be left of one row
     if not len(enough):
         return None
     query, support = made.newcomers.only(enough).split(SUPPORT, seed=seed, purpose="support")
+    return support, query
+
+
+def _on_newcomers(made: Prepared, theta: Tensor, seed: int) -> tuple[Measured, Ragged] | None:
+    """Place new clients by half of their rows, and measure on the other half, which is handed over too."""
+    parts = newcomers(made, seed)
+    if parts is None:
+        return None
+    support, query = parts
     label = placed(made.model, theta, support).label
     return measured_models(made.model, theta, label, query), query
 
@@ -148,10 +169,10 @@ def _add_global(phases: Phases, made: Prepared, scores: list[Score], per_client:
     train = measured_models(model, theta, everyone, made.rows)
     test = None if made.test is None else measured_models(model, theta, everyone, made.test)
     if test is not None:
-        per_client["metric_global"] = _metric(made, test.right)
+        per_client["metric_global"] = metric(made, test.right)
     name = "one model for all" + (" (ridge)" if closed else "")
     new = _on_newcomers(made, theta, phases.options.seed)
-    scores.append(_score(made, ("global", name), train, test, new))
+    scores.append(score(made, ("global", name), train, test, new))
 
 
 # -- one model each ---------------------------------------------------------------------------------------------------
@@ -161,8 +182,8 @@ def _add_local(phases: Phases, made: Prepared, scores: list[Score], per_client: 
     test = None
     if made.test is not None:
         test = _own_on(engine, made.model, made.test)
-        per_client["metric_local"] = _metric(made, test.right)
-    scores.append(_score(made, ("local", "one model each"), train, test))
+        per_client["metric_local"] = metric(made, test.right)
+    scores.append(score(made, ("local", "one model each"), train, test))
 
 
 def _local_ridge(phases: Phases, made: Prepared) -> float:

@@ -4,7 +4,7 @@
 import difflib
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,17 +13,22 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PositiveInt, 
 from coterie.errors import ConfigError
 
 __all__ = [
+    "PERSONAL",
     "ClusterOptions",
     "DataOptions",
     "FitOptions",
     "MixtureOptions",
     "ModelOptions",
     "MomentOptions",
+    "PersonalOptions",
     "TrainingOptions",
+    "first_given",
     "options",
 ]
 
-Method = Literal["ifca", "moment-descent", "mixture", "fedavg"]
+Method = Literal["ifca", "moment-descent", "mixture", "fedavg", "fedrep", "lg-fedavg", "maml"]
+
+PERSONAL = ("fedrep", "lg-fedavg", "maml")  # methods whose clients keep a part of the model, or one of their own
 
 _IFCA_CLUSTERS = 2  # when their number is not given: IFCA cannot estimate it
 
@@ -171,6 +176,39 @@ class MixtureOptions(_Options):
     clip: float | None = Field(None, gt=0)
 
 
+class PersonalOptions(_Options):
+    """What personal models need, and what time it takes their clients.
+
+    `layers` empty: the last layer is personal for FedRep, all but the last two for LG-FedAvg. `head_epochs` are passes with
+    the personal part, `body_epochs` with what is shared (or with all of the model), in batches of 10 rows when
+    `training.batch_size` is not given. `alpha` None: a tenth of the step size. `n0` None: a tenth of the clients. With a
+    `clock`, seconds are for a round's work; `trace` is its file.
+    """
+
+    layers: tuple[str, ...] = ()
+    head_epochs: int = Field(10, ge=1)
+    body_epochs: int = Field(5, ge=1)
+    alpha: float | None = Field(None, gt=0)
+    hessian: Literal["free", "first-order"] = "free"
+    delta: float = Field(1e-3, gt=0)
+    tune_steps: int = Field(1, ge=1)
+    stragglers: Literal["none", "srpfl"] = "none"
+    n0: int | None = Field(None, ge=1)
+    stages: Literal["fixed", "theory", "adaptive"] = "fixed"
+    stage_rounds: int = Field(10, ge=1)
+    contraction: float = Field(0.25, gt=0, lt=1)
+    clock: Literal["exponential", "dynamic", "lognormal", "trace"] | None = None
+    sigma: float = Field(1.0, ge=0)
+    trace: str | None = None
+    communication: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _traces_have_files(self) -> "PersonalOptions":
+        if (self.clock == "trace") != (self.trace is not None):
+            raise ValueError("a clock that goes by a trace needs its file: give clock=trace and trace together")
+        return self
+
+
 class FitOptions(_Options):
     """Everything that decides what a fit gives."""
 
@@ -183,12 +221,20 @@ class FitOptions(_Options):
     clusters: ClusterOptions = ClusterOptions()
     moments: MomentOptions = MomentOptions()
     mixture: MixtureOptions = MixtureOptions()
+    personal: PersonalOptions = PersonalOptions()
 
     @property
     def n_clusters(self) -> int | None:
         """K; None where it is to be estimated."""
         asked = self.clusters.n_clusters
         return _IFCA_CLUSTERS if asked is None and self.method == "ifca" else asked
+
+
+def first_given(chosen: FitOptions, group: str, known: Collection[str] = ()) -> str | None:
+    """Name the first option of a group that is not as it would be if nobody had said anything, but for those `known`."""
+    inside = getattr(chosen, group)
+    fields = type(inside).model_fields
+    return next((name for name, value in inside if name not in known and value != fields[name].default), None)
 
 
 def options(tree: dict[str, Any] | None = None, *, file: Path | None = None, sets: Sequence[str] = ()) -> FitOptions:

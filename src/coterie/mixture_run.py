@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.algorithms import em, preparation
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.preparation import Scaling
-from coterie.config import FitOptions, MixtureOptions
+from coterie.config import FitOptions, MixtureOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
@@ -37,6 +37,7 @@ _FOREIGN = {
     "training": {"participation"},
     "clusters": set(),
     "moments": set(),
+    "personal": set(),
 }  # and what is not
 _PENALTY = 2.0  # C_lambda while components are counted; the paper's
 _COUNTING = 300  # rounds at most while components are counted, from a quarter of the starts: differences are large
@@ -252,14 +253,14 @@ def check_mixture(clients: Clients, options: FitOptions) -> None:
 def _check_foreign(options: FitOptions) -> None:
     """Refuse options that would do nothing."""
     for group, own in _FOREIGN.items():
-        for name, value in getattr(options, group):
-            if name not in own and value != type(getattr(options, group)).model_fields[name].default:
-                similar = {"n_clusters": "n_components", "n_init": "restarts"}.get(name, name)
-                known = similar in MixtureOptions.model_fields
-                raise ConfigError(
-                    f"{group}.{name} is set, and a mixture has no use for it",
-                    f"did you mean mixture.{similar}?" if known else "leave it out",
-                )
+        name = first_given(options, group, own)
+        if name is not None:
+            similar = {"n_clusters": "n_components", "n_init": "restarts"}.get(name, name)
+            known = similar in MixtureOptions.model_fields
+            raise ConfigError(
+                f"{group}.{name} is set, and a mixture has no use for it",
+                f"did you mean mixture.{similar}?" if known else "leave it out",
+            )
 
 
 def _components(r: int) -> str:

@@ -18,7 +18,7 @@ from coterie.local.monomials import monomial_names
 from coterie.models import Dense, Model, Network
 from coterie.run_tables import Contents, clients_table, events, rounds_table
 
-__all__ = ["contents", "read_descended", "read_models", "write_models"]
+__all__ = ["contents", "describe", "model_from", "read_descended", "read_models", "scaling_from", "write_models"]
 
 _MODELS = "models/models.safetensors"
 _STATE = "state.safetensors"
@@ -71,7 +71,7 @@ def write_models(folder: Path, fitted: Fitted) -> None:
     """Write all models together with what they need, and each alone."""
     scaling, said = to_record(fitted.scaling)
     tensors = {"theta": fitted.theta} | {f"scaling/{name}": value for name, value in scaling.items()}
-    document = {"model": _describe(fitted.model), "schema": fitted.schema.model_dump(mode="json")}
+    document = {"model": describe(fitted.model), "schema": fitted.schema.model_dump(mode="json")}
     document["degree"] = said["degree"]
     save_tensors(folder / _MODELS, tensors, document)
     for k, theta in enumerate(fitted.theta):
@@ -81,10 +81,14 @@ def write_models(folder: Path, fitted: Fitted) -> None:
 def read_models(folder: Path, module: nn.Module | Model | None) -> tuple[Model, Scaling, Tensor, Schema]:
     """Read what `write_models` wrote; the user's own network is given."""
     tensors, said = load_tensors(folder / _MODELS)
-    model = _model_from(said["model"], module)
+    model = model_from(said["model"], module)
+    return model, scaling_from(tensors, said), tensors["theta"], Schema.model_validate(said["schema"])
+
+
+def scaling_from(tensors: dict[str, Tensor], said: dict[str, Any]) -> Scaling:
+    """Read how features and target are scaled."""
     scaled = {name.removeprefix("scaling/"): v for name, v in tensors.items() if name.startswith("scaling/")}
-    scaling = Scaling(**scaled, degree=said.get("degree", 1))
-    return model, scaling, tensors["theta"], Schema.model_validate(said["schema"])
+    return Scaling(**scaled, degree=said.get("degree", 1))
 
 
 def _named(model: Model, theta: Tensor) -> dict[str, Tensor]:
@@ -95,14 +99,16 @@ def _named(model: Model, theta: Tensor) -> dict[str, Tensor]:
     return dict(zip(model.layers, parts, strict=True))
 
 
-def _describe(model: Model) -> dict[str, Any]:
+def describe(model: Model) -> dict[str, Any]:
+    """A model in words and numbers; of a user's own network, how it is used."""
     if isinstance(model, Network):
         return {"kind": "network", "loss": model.loss, "shape": model.shape, "kernel": model.kernel}
     made = asdict(model)
     return {"kind": "dense", **made, "dtype": str(model.dtype).removeprefix("torch.")}
 
 
-def _model_from(said: dict[str, Any], module: nn.Module | Model | None) -> Model:
+def model_from(said: dict[str, Any], module: nn.Module | Model | None) -> Model:
+    """Make the model that `describe` described; the user's own network is given."""
     if said["kind"] == "dense":
         own = {name: said[name] for name in ("loss", "intercept", "l2")}
         return Dense(tuple(said["sizes"]), dtype=getattr(torch, said["dtype"]), **own)

@@ -11,7 +11,7 @@ from coterie.engines.in_process import Round
 from coterie.evaluate import Placed
 from coterie.fitting import Fitted
 
-__all__ = ["Contents", "clients_table", "events", "rounds_table"]
+__all__ = ["Contents", "clients_table", "events", "hide_untested", "rounds_table"]
 
 _FAR = 1e12  # the loss of a diverged model, on the map
 
@@ -64,12 +64,15 @@ def clients_table(fitted: Fitted) -> pa.Table:
         "certain": found.certain.numpy(),
     }
     columns |= {name: value.numpy() for name, value in fitted.per_client.items()}
-    if "rows_test" in fitted.per_client:
-        untested = (fitted.per_client["rows_test"] == 0).numpy()
-        for name in ("metric", "metric_global", "metric_local", "test_loss"):
-            if name in columns:
-                columns[name] = pa.array(columns[name], mask=untested)  # a client without held-out rows has no metric
+    hide_untested(columns)
     return pa.table(columns | {"map_x": x, "map_y": y})
+
+
+def hide_untested(columns: dict[str, Any]) -> None:
+    """Make null what a client without held-out rows does not have."""
+    if "rows_test" in columns:
+        for name in {"metric", "metric_global", "metric_local", "test_loss"} & columns.keys():
+            columns[name] = pa.array(columns[name], mask=columns["rows_test"] == 0)
 
 
 def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:

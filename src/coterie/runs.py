@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from coterie import mixture_folder, model_folder
+from coterie import mixture_folder, model_folder, personal_folder
 from coterie.algorithms.preparation import Scaling
-from coterie.config import FitOptions
+from coterie.config import PERSONAL, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import replace_file
@@ -33,21 +33,29 @@ from coterie.mixture_results import Choice
 from coterie.mixture_run import FittedMixture
 from coterie.mixture_scores import MixtureScore
 from coterie.models import Model
+from coterie.personal_model import Personal
+from coterie.personal_run import FittedPersonal
 
 __all__ = [
+    "AnyFitted",
     "Loaded",
     "LoadedMixture",
+    "LoadedPersonal",
     "begin_run",
     "finish_run",
     "is_finished",
     "load_mixture",
+    "load_personal",
     "load_run",
     "read_options",
     "summary",
 ]
 
+AnyFitted = Fitted | FittedMixture | FittedPersonal
+
 _SUMMARY = ("methods", "n_clusters", "cluster_sizes", "uncertain_clients", "warnings")
 _SUMMARY_OF_MIXTURE = ("methods", "n_components", "c_lambda", "outliers", "rounds", "settled", "warnings")
+_SUMMARY_OF_PERSONAL = ("methods", "spread", "layers", "rounds", "virtual_time", "never_visited", "warnings")
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,17 @@ class LoadedMixture:
     counted: Choice | None
 
 
+@dataclass(frozen=True)
+class LoadedPersonal:
+    """A finished run of personal models, read back."""
+
+    options: FitOptions
+    schema: Schema
+    scaling: Scaling
+    personal: Personal
+    scores: list[Score]
+
+
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
     """Make the folder and write down what is about to be done.  -> whether the run is new
 
@@ -103,12 +122,15 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
     return True
 
 
-def finish_run(folder: Path, fitted: Fitted | FittedMixture, results: Mapping[str, Any] | None = None) -> None:
+def finish_run(folder: Path, fitted: AnyFitted, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
     (folder / "models").mkdir(exist_ok=True)
     if isinstance(fitted, FittedMixture):
         mixture_folder.write_models(folder, fitted)
         found = mixture_folder.contents(fitted)
+    elif isinstance(fitted, FittedPersonal):
+        personal_folder.write_models(folder, fitted)
+        found = personal_folder.contents(fitted)
     else:
         model_folder.write_models(folder, fitted)
         found = model_folder.contents(fitted)
@@ -126,8 +148,8 @@ def summary(folder: Path) -> dict[str, Any]:
     """What a finished run found, in short."""
     document = _read_json(folder)
     data, results = document["data"], document["results"]
-    names = _SUMMARY_OF_MIXTURE if document["method"] == "mixture" else _SUMMARY
-    found = {name: results[name] for name in names}
+    kinds = {"mixture": _SUMMARY_OF_MIXTURE} | dict.fromkeys(PERSONAL, _SUMMARY_OF_PERSONAL)
+    found = {name: results[name] for name in kinds.get(document["method"], _SUMMARY)}
     found |= {name: results[name] for name in ("adjusted_rand",) if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
     return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
@@ -176,6 +198,14 @@ def load_mixture(folder: Path) -> LoadedMixture:
     mixtures, schema = mixture_folder.read_models(folder, choices[0])
     scores = [MixtureScore(**said) for said in found["methods"]]
     return LoadedMixture(read_options(folder), schema, mixtures, scores, choices[1])
+
+
+def load_personal(folder: Path, *, module: nn.Module | Model | None = None) -> LoadedPersonal:
+    """Read a finished run of personal models; `module` as for `load_run`."""
+    document = _read_finished(folder)
+    personal, scaling, schema = personal_folder.read_models(folder, module)
+    scores = [Score(**said) for said in document["results"]["methods"]]
+    return LoadedPersonal(read_options(folder), schema, scaling, personal, scores)
 
 
 def _fingerprint(clients: Clients) -> str:

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from coterie.baselines import target_variance
 from coterie.config import FitOptions
 from coterie.data.ragged import Ragged
-from coterie.data.schema import Schema
-from coterie.data.values import name_of
 from coterie.errors import DataError
 from coterie.estimators.parameters import options_of
-from coterie.estimators.rows import as_clients, as_rows, check_shape, in_given_order
+from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
 from coterie.evaluate import Placed
 from coterie.fitting import Descended, Fitted, Watch, fit, measured_models, placed
 from coterie.local import outputs
@@ -47,7 +45,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         data = as_clients(clients, y, groups)
         start = None if self.start is None else torch.as_tensor(self.start)
         self._keep(fit(data, self._options(), module=self.model, start=start, watch=watch))
-        self.classes_ = _classes(self.schema_, y)
+        self.classes_ = classes_of(self.schema_, y)
         return self
 
     def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
@@ -64,12 +62,12 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Placed:
         """Place clients, old or new, by the loss on their labelled rows; they come in the order of their names."""
         self._check_fitted()
-        return placed(self.model_, self.theta_, self._prepared(_labelled(self._rows(clients, y, groups))))
+        return placed(self.model_, self.theta_, self._prepared(labelled(self._rows(clients, y, groups))))
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
         """Accuracy, or R^2, over all rows; known clients are served by their own model, others placed by these rows."""
         self._check_fitted()
-        rows = self._prepared(_labelled(self._rows(clients, y, groups)))
+        rows = self._prepared(labelled(self._rows(clients, y, groups)))
         measured = measured_models(self.model_, self.theta_, self._labels_of(rows), rows)
         if self.model_.loss == "cross_entropy":
             return measured.mean_right
@@ -118,7 +116,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self._known = run.labels
         self.client_names_, self.labels_ = np.asarray(list(run.labels)), np.asarray(list(run.labels.values()))
         self.margins_, self.certain_ = run.margins, run.certain
-        self.classes_ = _classes(run.schema, None)
+        self.classes_ = classes_of(run.schema, None)
 
     def _know(self, found: Fitted | Loaded) -> None:
         self.model_, self.scaling_, self.schema_ = found.model, found.scaling, found.schema
@@ -151,18 +149,3 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 "give labelled rows of it: `assign` places new clients",
             )
         return torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)
-
-
-def _classes(schema: Schema, y: Any) -> np.ndarray:
-    """What predictions are made of: values of the array that was given in training, or names."""
-    if y is None or schema.task != "classification":
-        return np.asarray(schema.classes)
-    values = np.unique(np.asarray(y))
-    names = [name_of(value) for value in values.tolist()]
-    return np.asarray(values[[names.index(name) for name in schema.classes]])
-
-
-def _labelled(rows: Ragged) -> Ragged:
-    if rows.y is None:
-        raise DataError("there are no targets, and clients are judged by their labelled rows", "pass y")
-    return rows

@@ -7,11 +7,13 @@ from pydantic import BaseModel
 from sklearn.base import BaseEstimator
 
 from coterie.config import (
+    PERSONAL,
     ClusterOptions,
     FitOptions,
     MixtureOptions,
     ModelOptions,
     MomentOptions,
+    PersonalOptions,
     TrainingOptions,
     options,
 )
@@ -34,11 +36,15 @@ _PLACES |= {
 _MIXTURE = _PLACES | {name: ("mixture", name) for name in MixtureOptions.model_fields}  # it has rounds of its own
 
 
-def options_of(estimator: BaseEstimator, method: str) -> FitOptions:
-    """Put the options together that an estimator's parameters stand for."""
+_PERSONAL = _PLACES | {name: ("personal", name) for name in PersonalOptions.model_fields}
+_KINDS = {"mixture": _MIXTURE} | dict.fromkeys(PERSONAL, _PERSONAL)
+
+
+def options_of(estimator: BaseEstimator, method: str, **instead: Any) -> FitOptions:
+    """Put the options together that an estimator's parameters stand for; some may be said `instead`."""
     tree: dict[str, Any] = {"method": method}
-    places = _MIXTURE if method == "mixture" else _PLACES
-    for name, value in estimator.get_params(deep=False).items():
+    places = _KINDS.get(method, _PLACES)
+    for name, value in (estimator.get_params(deep=False) | instead).items():
         if name in places:
             group, option = places[name]
             (tree.setdefault(group, {}) if group else tree)[option] = value
@@ -48,7 +54,7 @@ def options_of(estimator: BaseEstimator, method: str) -> FitOptions:
 def parameters_of(kind: type[BaseEstimator], chosen: FitOptions) -> dict[str, Any]:
     """Find the parameters that options stand for; what they leave open is left to the constructor."""
     found = {}
-    places = _MIXTURE if chosen.method == "mixture" else _PLACES
+    places = _KINDS.get(chosen.method, _PLACES)
     for name in kind._get_param_names():
         if name in places:
             group, option = places[name]

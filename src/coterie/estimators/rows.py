@@ -16,7 +16,7 @@ from coterie.data.schema import Schema
 from coterie.data.values import name_of
 from coterie.errors import DataError
 
-__all__ = ["as_clients", "as_rows", "check_shape", "in_given_order"]
+__all__ = ["as_clients", "as_rows", "check_shape", "classes_of", "in_given_order", "labelled"]
 
 
 def as_clients(data: Any, y: Any, groups: Any, task: Literal["auto", "regression"] = "auto") -> Clients:
@@ -72,6 +72,22 @@ def check_shape(rows: Ragged, scaling: Scaling) -> None:
             f"rows have shape {rows.shape}, training rows had {tuple(scaling.mean.shape)}",
             "give the same features as in training",
         )
+
+
+def classes_of(schema: Schema, y: Any) -> np.ndarray:
+    """What predictions are made of: values of the array that was given in training, or names."""
+    if y is None or schema.task != "classification":
+        return np.asarray(schema.classes)
+    values = np.unique(np.asarray(y))
+    names = [name_of(value) for value in values.tolist()]
+    return np.asarray(values[[names.index(name) for name in schema.classes]])
+
+
+def labelled(rows: Ragged) -> Ragged:
+    """Refuse rows without targets."""
+    if rows.y is None:
+        raise DataError("there are no targets, and clients are judged by their labelled rows", "pass y")
+    return rows
 
 
 def _names(groups: Any, n: int) -> np.ndarray:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedRep and SRPFL as an estimator."""
+
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from coterie.estimators.personal import Personalised
+from coterie.models import Model
+from coterie.participation import Clock
+
+__all__ = ["FedRep"]
+
+
+class FedRep(Personalised):
+    """All clients share a representation, and each has a head of its own (paper 001).
+
+    Parameters
+    ----------
+    model : nn.Module or Model, optional
+        What is trained; by default a network with `hidden` layers.
+    layers : tuple of str
+        The head: layers by the beginnings of their names; the last layer by default.
+    head_epochs, body_epochs : int
+        Passes over a client's rows in a round: with its head, and then with the representation.
+    batch_size : int, optional
+        Rows of a step; 10 by default.
+    rounds, step_size, decay, participation, ... :
+        See `coterie.config`.
+    stragglers : {"none", "srpfl"}
+        With "srpfl", rounds begin with the `n0` fastest clients (a tenth of them by default), and their number doubles in
+        stages until all take part.
+    stages, stage_rounds, contraction : {"fixed", "theory", "adaptive"}, int, float
+        When a stage is over: after so many rounds, by Lemma B.1 with this contraction, or as the losses say.
+    clock : {"exponential", "dynamic", "lognormal", "trace"} or Clock, optional
+        What time a round's work takes each client: drawn once, drawn anew in every round, drawn once with a heavier tail
+        (`sigma`), or read from a file (`trace`); or a `VirtualClock` of your own, with units of its own.
+    communication : float
+        Seconds that are added to every round.
+    random_state : int
+        Seed.
+
+    Attributes
+    ----------
+    client_names_ : ndarray
+        [M] clients that have a part of their own.
+    personal_ : Personal
+        Everybody's model: `theta` and `own`.
+    theta_ : Tensor
+        [Q] the representation.
+    scores_ : dict
+        How the method does, and with baselines "global" and "local".
+    spread_ : dict
+        How the held-out metric is spread over clients: mean, median, worst and best tenth; not of a loaded run.
+    history_ : list of Round
+        What happened, by round; `time` is the clock's. Not of a loaded run.
+    """
+
+    method: ClassVar[str] = "fedrep"
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Model | None = None,
+        hidden: tuple[int, ...] = (64,),
+        degree: int = 1,
+        intercept: bool = True,
+        l2: float = 0.0,
+        rounds: int = 100,
+        step_size: float | None = None,
+        batch_size: int | None = None,
+        momentum: float = 0.0,
+        proximal: float = 0.0,
+        layers: tuple[str, ...] = (),
+        head_epochs: int = 10,
+        body_epochs: int = 5,
+        decay: float = 1.0,
+        participation: float = 1.0,
+        weighting: Literal["clients", "rows"] = "clients",
+        tol: float = 0.0,
+        stragglers: Literal["none", "srpfl"] = "none",
+        n0: int | None = None,
+        stages: Literal["fixed", "theory", "adaptive"] = "fixed",
+        stage_rounds: int = 10,
+        contraction: float = 0.25,
+        clock: str | Clock | None = None,
+        sigma: float = 1.0,
+        trace: str | None = None,
+        communication: float = 0.0,
+        standardise: bool = True,
+        baselines: bool = False,
+        random_state: int = 0,
+    ) -> None:
+        self.model = model
+        self.hidden = hidden
+        self.degree = degree
+        self.intercept = intercept
+        self.l2 = l2
+        self.rounds = rounds
+        self.step_size = step_size
+        self.batch_size = batch_size
+        self.momentum = momentum
+        self.proximal = proximal
+        self.layers = layers
+        self.head_epochs = head_epochs
+        self.body_epochs = body_epochs
+        self.decay = decay
+        self.participation = participation
+        self.weighting = weighting
+        self.tol = tol
+        self.stragglers = stragglers
+        self.n0 = n0
+        self.stages = stages
+        self.stage_rounds = stage_rounds
+        self.contraction = contraction
+        self.clock = clock
+        self.sigma = sigma
+        self.trace = trace
+        self.communication = communication
+        self.standardise = standardise
+        self.baselines = baselines
+        self.random_state = random_state

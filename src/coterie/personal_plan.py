@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the options of a personal fit mean: algorithm, stages, who takes part and what time it takes; and what is refused."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from coterie.algorithms import averaging, srpfl
+from coterie.algorithms.fedrep import fedrep, first_model
+from coterie.algorithms.lg_fedavg import lg_fedavg
+from coterie.algorithms.maml import maml
+from coterie.config import FitOptions, PersonalOptions, TrainingOptions, first_given
+from coterie.data.clients import Clients
+from coterie.engines.in_process import Program
+from coterie.errors import ConfigError, DataError
+from coterie.local import Training
+from coterie.models import Model, last_layers, layer_names, split
+from coterie.participation import (
+    Clock,
+    DynamicExponential,
+    Everyone,
+    Exponential,
+    LogNormal,
+    Participation,
+    Sampled,
+    Speeds,
+    Trace,
+    VirtualClock,
+)
+from coterie.personal import Fit, personal_start
+from coterie.phases import Phases, Prepared, model_for, prepare
+from coterie.protocol import Ask
+
+__all__ = ["Plan", "check_personal", "plan", "prepare_personal"]
+
+_BATCH = 10  # rows, as in the paper, when nobody says
+_TITLES = {
+    ("fedrep", "none"): "FedRep", ("fedrep", "srpfl"): "SRPFL",
+    ("lg-fedavg", "none"): "LG-FedAvg", ("lg-fedavg", "srpfl"): "LG-SRPFL",
+}  # fmt: skip
+_STEPS = {"local_steps", "epochs", "exact"}
+_STAGES = {"n0", "stages", "stage_rounds", "contraction"}
+_TIMED = {"sigma", "trace", "communication"}
+_OWN = {
+    "fedrep": {"layers", "head_epochs"}, "lg-fedavg": {"layers"}, "maml": {"alpha", "hessian", "delta", "tune_steps"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How personal models are trained.
+
+    Attributes
+    ----------
+    program : Program
+        The algorithm, within its stages.
+    state : type
+        Of its state.
+    layers : tuple of str
+        The personal layers; none where all of the model is.
+    fit : Fit
+        How clients get a personal part that they do not have.
+    question : Ask
+        What a round asks, for its work.
+    n_clients : int
+        How many take part in a round, in the end.
+    """
+
+    title: str
+    program: Program
+    state: Any
+    layers: tuple[str, ...]
+    fit: Fit
+    policy: Participation
+    clock: Clock | None
+    question: Ask
+    n_clients: int
+
+
+def prepare_personal(phases: Phases, clients: Clients, module: nn.Module | Model | None) -> Prepared:
+    """Prepare, with local work that is counted in passes."""
+    made = prepare(phases, clients, module)
+    return replace(made, training=_passes(phases.options, phases.options.personal.body_epochs))
+
+
+def plan(options: FitOptions, made: Prepared, clock: Clock | None) -> Plan:
+    """Turn options into what is run."""
+    p, t = options.personal, options.training
+    layers = _layers(options, made.model)
+    program = _program(options, made, layers)
+    question = next(wanted for wanted in program(None) if isinstance(wanted, Ask))
+    n_clients = _turnout(options, made.rows.n_clients)
+    state: Any = averaging.State
+    if p.stragglers == "srpfl":
+        program = partial(srpfl.srpfl, program, n0=_first(p, n_clients), n_clients=n_clients, stages=_stages(p))
+        state = srpfl.State[averaging.State]
+    policy = Sampled(t.participation) if t.participation < 1 else Everyone()
+    own_clock = _clock(p, question.work) if clock is None else clock
+    return Plan(
+        _title(options), program, state, layers, _fit(options, made, layers), policy, own_clock, question, n_clients
+    )
+
+
+def _program(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> Program:
+    p, t = options.personal, options.training
+    how: dict[str, Any] = {
+        "model": made.model, "rounds": t.rounds, "seed": options.seed, "decay": t.decay,
+        "weighting": t.weighting or "clients", "tol": t.tol,
+    }  # fmt: skip
+    if options.method == "maml":
+        return partial(
+            maml, **how, alpha=_alpha(p, made), beta=made.step_size, hessian=p.hessian, delta=p.delta,
+            training=made.training,
+        )  # fmt: skip
+    how |= {"step_size": made.step_size, "personal": layers}
+    if options.method == "lg-fedavg":
+        return partial(lg_fedavg, **how, training=made.training)
+    return partial(fedrep, **how, head=_passes(options, p.head_epochs), body=made.training)
+
+
+def _alpha(p: PersonalOptions, made: Prepared) -> float:
+    return p.alpha or made.step_size / 10  # an inner step as long as the outer one diverges on many data
+
+
+def _passes(options: FitOptions, epochs: int) -> Training:
+    t = options.training
+    return Training(epochs=epochs, batch_size=t.batch_size or _BATCH, momentum=t.momentum, proximal=t.proximal)
+
+
+def _layers(options: FitOptions, model: Model) -> tuple[str, ...]:
+    """The personal layers: as given, or those of the method."""
+    if options.method == "maml" or options.personal.layers:
+        return options.personal.layers
+    if options.method == "fedrep":
+        return last_layers(model, 1)
+    top = last_layers(model, 2)
+    return tuple(name for name in layer_names(model) if name not in top)
+
+
+def _fit(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> Fit:
+    p, seed = options.personal, options.seed
+    if not layers:
+        return Fit(first_model(made.model, seed), _alpha(p, made), Training(steps=p.tune_steps), seed)
+    epochs = p.head_epochs if options.method == "fedrep" else p.body_epochs
+    how = replace(_passes(options, epochs), proximal=0.0)
+    return Fit(personal_start(made.model, layers, seed=seed), made.step_size, how, seed)
+
+
+# -- who takes part, and what time it takes ---------------------------------------------------------------------------
+def _turnout(options: FitOptions, n_clients: int) -> int:
+    """How many clients the policy asks in a round."""
+    return max(1, round(options.training.participation * n_clients))
+
+
+def _first(p: PersonalOptions, n_clients: int) -> int:
+    return p.n0 or max(1, n_clients // 10)
+
+
+def _stages(p: PersonalOptions) -> srpfl.Stages:
+    made: dict[str, srpfl.Stages] = {
+        "fixed": srpfl.Fixed(p.stage_rounds), "theory": srpfl.Theory(p.contraction), "adaptive": srpfl.Adaptive(),
+    }  # fmt: skip
+    return made[p.stages]
+
+
+def _clock(p: PersonalOptions, work: float) -> Clock | None:
+    """Seconds are for a round's work, as in the paper's figures."""
+    if p.clock is None:
+        return None
+    speeds: Speeds = Exponential()
+    if p.clock == "dynamic":
+        speeds = DynamicExponential()
+    elif p.clock == "lognormal":
+        speeds = LogNormal(p.sigma)
+    elif p.trace is not None:
+        speeds = Trace(Path(p.trace))
+    return VirtualClock(speeds, p.communication, unit=work)
+
+
+def _title(options: FitOptions) -> str:
+    p = options.personal
+    if options.method != "maml":
+        return _TITLES[options.method, p.stragglers]
+    return ("HF-MAML" if p.hessian == "free" else "FO-MAML") + (", in stages" if p.stragglers == "srpfl" else "")
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+def check_personal(
+    clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, clock: Clock | None = None
+) -> None:
+    """Refuse what cannot work, before anything is written."""
+    method, p, t = options.method, options.personal, options.training
+    _check_foreign(options)
+    if clients.schema.task == "none":
+        raise DataError(f"{method} needs a target to learn", "name its column with --target, or pass y")
+    model = model_for(clients, options, module)
+    if method != "maml":
+        layers = _layers(options, model)
+        if not layers:
+            raise ConfigError(
+                f"{method} needs a model with layers to share and layers of a client's own, and this one has one layer",
+                "give hidden layers, like --hidden 64,32",
+            )
+        split(model, layers)
+    elif t.momentum or t.proximal:
+        name = "momentum" if t.momentum else "proximal"
+        raise ConfigError(f"training.{name} is set, and maml takes plain gradient steps", "leave it out")
+    n_clients = _turnout(options, clients.n_clients)
+    if p.stragglers == "srpfl" and _first(p, n_clients) > n_clients:
+        raise ConfigError(
+            f"personal.n0 is {p.n0}, and {n_clients} clients take part in a round", f"give at most {n_clients}"
+        )
+    if p.stragglers == "srpfl" and p.clock is None and clock is None:
+        raise ConfigError(
+            "personal.stragglers is srpfl, and without a clock nobody is faster than another",
+            "give one, like --clock exponential",
+        )
+    if p.clock == "trace" and p.trace is not None:
+        Trace(Path(p.trace)).times(0, clients.train.keys, options.seed)
+
+
+def _check_foreign(options: FitOptions) -> None:
+    """Refuse options that would do nothing."""
+    method, p = options.method, options.personal
+    for group in ("clusters", "moments", "mixture"):
+        if name := first_given(options, group):
+            raise ConfigError(f"{group}.{name} is set, and {method} has no use for it", "leave it out")
+    if name := first_given(options, "training", set(TrainingOptions.model_fields) - _STEPS):
+        raise ConfigError(
+            f"training.{name} is set, and {method} counts its work in passes",
+            "give personal.body_epochs; training.batch_size says how many rows a step has",
+        )
+    every = set(PersonalOptions.model_fields)
+    if name := first_given(options, "personal", every - set().union(*_OWN.values()) | _OWN[method]):
+        whose = " and ".join(one for one, own in _OWN.items() if name in own)
+        raise ConfigError(f"personal.{name} is set, and it is for {whose}", f"leave it out with --method {method}")
+    if p.stragglers == "none" and (name := first_given(options, "personal", every - _STAGES)):
+        raise ConfigError(
+            f"personal.{name} is set, and there are no stages", "give --stragglers srpfl, or leave it out"
+        )
+    if p.clock is None and (name := first_given(options, "personal", every - _TIMED)):
+        raise ConfigError(f"personal.{name} is set, and there is no clock", "give one, like --clock exponential")
