@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie.studies import srpfl_images as images
 from coterie.studies import srpfl_linear as linear
 from coterie.studies import srpfl_speedup as speedup
-from coterie.studies.commands import Clients, Jobs, Json, Quick, Rounds, Seed, Seeds, StepSize, stated
-from coterie.studies.common import named, numbers, progress, show
+from coterie.studies.commands import Clients, Jobs, Json, Quick, Rounds, Rows, Seed, Seeds, StepSize, stated
+from coterie.studies.common import named, numbers, one_of, progress, show
 from coterie.studies.mixture_commands import app
 
 __all__ = ["app"]
@@ -77,3 +78,48 @@ def srpfl_speedup(
     with progress() as tell:
         outcome = speedup.run(chosen, tell)
     show(outcome, speedup.COLUMNS, caption=speedup.CAPTION, as_json=as_json)
+
+
+@app.command(images.NAME)
+def srpfl_images(
+    dataset: Annotated[str, typer.Option(help=f"Whose images: {', '.join(images.DATASETS)}.")] = "mnist",
+    shards: Annotated[int | None, typer.Option(help="Classes of each client.")] = None,
+    speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(images.SPEEDS)}.")] = None,
+    participation: Annotated[
+        float | None, typer.Option(help="Share of the clients that are drawn for a round.")
+    ] = None,
+    communication: Communication = None,
+    clients: Clients = None,
+    rows: Rows = None,
+    rounds: Rounds = None,
+    step_size: StepSize = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over its images that a client makes in a round, with all but heads.")
+    ] = None,
+    head_epochs: Annotated[int | None, typer.Option(help="The same with its head.")] = None,
+    first: Annotated[int | None, typer.Option(help="Clients of the first stage.")] = None,
+    stage_rounds: Annotated[int | None, typer.Option(help="Rounds of each stage.")] = None,
+    evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two test accuracies.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help=f"Comma-separated, of {', '.join(images.METHODS)}; all by default.")
+    ] = None,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Add the accuracy by virtual time to the JSON document.")
+    ] = False,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Figure 3 of SRPFL: personal models of images with stragglers, nine methods, accuracy and virtual time."""
+    one_of("--dataset", dataset, tuple(images.DATASETS))
+    given: dict[str, Any] = {"shards": shards, "speeds": speeds, "participation": participation, "clients": clients}
+    given |= {"communication": communication, "rows": rows, "rounds": rounds, "step_size": step_size}
+    given |= {"epochs": epochs, "head_epochs": head_epochs, "first": first, "stage_rounds": stage_rounds}
+    given |= {"evaluate_every": evaluate_every, "methods": named("--methods", methods, images.METHODS)}
+    given |= {"jobs": jobs, "seeds": seeds}
+    chosen = replace(images.settings(dataset, quick=quick), seed=seed, curves=curves, **stated(given))
+    with progress() as tell:
+        outcome = images.run(chosen, tell)
+    show(outcome, images.COLUMNS, caption=images.CAPTION, as_json=as_json)

@@ -9,19 +9,21 @@ their number in stages.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.algorithms.fedavg import fedavg
 from coterie.algorithms.fedrep import fedrep
 from coterie.algorithms.lg_fedavg import lg_fedavg
 from coterie.algorithms.maml import maml
 from coterie.algorithms.srpfl import Fixed, srpfl
+from coterie.data.holdings import Partition
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, measure_ask
 from coterie.models import last_layers, layer_names
@@ -29,9 +31,9 @@ from coterie.personal import Fit, distribution, measure_fine_tuned, measure_pers
 from coterie.protocol import Algorithm, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
 from coterie.studies.parallel import side_by_side
-from coterie.studies.srpfl_images_settings import METHODS, SPEEDS, Settings, clients, model, settings
+from coterie.studies.srpfl_images_settings import DATASETS, METHODS, SPEEDS, Settings, clients, model, settings
 
-__all__ = ["CAPTION", "COLUMNS", "METHODS", "NAME", "SPEEDS", "Settings", "run", "settings"]
+__all__ = ["CAPTION", "COLUMNS", "DATASETS", "METHODS", "NAME", "SPEEDS", "Settings", "run", "settings"]
 
 NAME = "srpfl-images"
 CAPTION = (
@@ -72,7 +74,7 @@ def _reference(method: str) -> str:
     return "lg-fedavg" if method.startswith("lg-") else "fedrep"
 
 
-def _dealt(chosen: Settings, seed: int) -> Any:
+def _dealt(chosen: Settings, seed: int) -> Partition:
     return clients(chosen.dataset, chosen.clients, chosen.shards, chosen.rows, seed)
 
 
@@ -110,7 +112,7 @@ class _Trial:
         self.personal = top if self.steps == "fedrep" else below
         self.engine = InProcess(self.data.train, participation=chosen.sample, clock=chosen.clock, seed=seed)
 
-    def program(self, see: Any, state: Any) -> Algorithm:
+    def program(self, see: Callable[[Save], tuple[Save, bool]], state: Any) -> Algorithm:
         """Say who takes part in what, and look at it on the way."""
 
         def everyone(inner: Any) -> Algorithm:
@@ -134,12 +136,12 @@ class _Trial:
             return lg_fedavg(state, training=s.passes(s.epochs), **common)
         return fedrep(state, head=s.passes(s.head_epochs), body=s.passes(s.epochs), **common)
 
-    def judge(self, method: str, theta: torch.Tensor) -> dict[str, float]:
+    def judge(self, method: str, theta: Tensor) -> dict[str, float]:
         """Measure all clients, each with what is its own."""
         found = distribution(self.model, self._measured(method, theta))
         return {"accuracy": found.mean, "worst_decile": found.worst_decile}
 
-    def _measured(self, method: str, theta: torch.Tensor) -> Measured:
+    def _measured(self, method: str, theta: Tensor) -> Measured:
         s, data = self.chosen, self.data
         if method in ("fedavg", "flanp"):
             ask = measure_ask(self.model, theta[None], torch.zeros(s.clients, dtype=torch.int64))

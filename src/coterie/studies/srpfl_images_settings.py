@@ -7,6 +7,7 @@ Tziotis et al., "Straggler-Resilient Personalized Federated Learning", Section 5
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -175,7 +176,7 @@ def model(chosen: Settings, shape: tuple[int, ...]) -> Model:
         layers += [nn.Conv2d(before, chosen.channels, 5), nn.ReLU(), nn.MaxPool2d(2)]
     layers.append(nn.Flatten())
     sizes = (chosen.channels * side**2, *chosen.hidden)
-    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+    for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     module = nn.Sequential(*layers, nn.Linear(sizes[-1], _CLASSES))
     return Network(module.to(torch.float32), "cross_entropy", augment=flip_and_crop)
