@@ -13,18 +13,20 @@ import click
 import typer
 
 from coterie import __version__
-from coterie.config import FitOptions, options
+from coterie.config import PERSONAL, FitOptions, options
 from coterie.data.check import check
 from coterie.data.clients import Clients
 from coterie.data.readers import read
 from coterie.errors import ConfigError, CoterieError
-from coterie.estimators import FederatedMixture, load
+from coterie.estimators import FederatedMixture, Personalised, load
 from coterie.fitting import Fitted, check_fit, fit
 from coterie.mixture_run import FittedMixture, check_mixture, fit_clients
 from coterie.mixture_tables import adoptions, components
+from coterie.personal_run import check_personal, fit_personal
+from coterie.personal_tables import parts_fitted, personal_predictions
 from coterie.report import write_report
-from coterie.runs import begin_run, finish_run, is_finished, read_options, summary
-from coterie.screen import complain, err, progress, show, show_findings, show_mixture, warn
+from coterie.runs import AnyFitted, begin_run, finish_run, is_finished, read_options, summary
+from coterie.screen import complain, err, progress, show, show_findings, show_mixture, show_personal, warn
 from coterie.studies import digits_demo, personal_commands
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
@@ -83,7 +85,10 @@ def fit_command(
     target: Target = None,
     method: Annotated[
         str | None,
-        typer.Option(help="ifca, moment-descent, mixture, fedavg (with --set training.proximal=...: FedProx)."),
+        typer.Option(
+            help="ifca, moment-descent, mixture, fedrep, lg-fedavg, maml, "
+            "fedavg (with --set training.proximal=...: FedProx)."
+        ),
     ] = None,
     clusters: Annotated[
         int | None, typer.Option(help="Number of clusters; moment-descent can estimate it, ifca takes 2.")
@@ -95,6 +100,21 @@ def fit_command(
     hidden: Annotated[
         str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; none is linear.")
     ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Personal layers of fedrep or lg-fedavg, by the beginnings of their names, like 2,3."),
+    ] = None,
+    stragglers: Annotated[
+        str | None,
+        typer.Option(help="none, or srpfl: begin with the fastest clients, and double their number in stages."),
+    ] = None,
+    clock: Annotated[
+        str | None, typer.Option(help="What time a round takes clients: exponential, dynamic or lognormal.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A file of what time rounds take clients, in place of --clock.")
+    ] = None,
+    communication: Annotated[float | None, typer.Option(help="Seconds that are added to every round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     missing: Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")] = None,
@@ -121,6 +141,11 @@ def fit_command(
         },
         "model": {"hidden": _numbers(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
         "training": {}, "mixture": {"n_components": n_components},
+        "personal": {
+            "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
+            "stragglers": stragglers, "clock": clock if trace is None else "trace", "communication": communication,
+            "trace": None if trace is None else str(trace.resolve()),
+        },
     }  # fmt: skip
     chosen = options(_given(tree), file=config, sets=sets or ())
     if rounds is not None:  # whose they are depends on the method, which a file may say
@@ -144,20 +169,30 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 
 @app.command("predict")
 def predict_command(run: Run, data: Data, out_: Out = None) -> None:
-    """Predict every row of DATA, each client by its own cluster's model, or by its own mixture."""
+    """Predict every row of DATA, each client by its own cluster's model, by its own mixture, or by its personal model."""
     check_ending(out_)
     model = load(run)
-    table, said = components(model, data) if isinstance(model, FederatedMixture) else predictions(model, data)
+    if isinstance(model, FederatedMixture):
+        table, said = components(model, data)
+    elif isinstance(model, Personalised):
+        table, said = personal_predictions(model, data)
+    else:
+        table, said = predictions(model, data)
     write_rows(table, out_)
     warn(said)
 
 
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None) -> None:
-    """Place clients, also new ones, by the loss on their labelled rows, or by how a mixture's components fit them."""
+    """Place clients, also new ones, by their labelled rows: among clusters or components, or with a part of their own."""
     check_ending(out_)
     model = load(run)
-    table, said = adoptions(model, data) if isinstance(model, FederatedMixture) else assignments(model, data)
+    if isinstance(model, FederatedMixture):
+        table, said = adoptions(model, data)
+    elif isinstance(model, Personalised):
+        table, said = parts_fitted(model, data)
+    else:
+        table, said = assignments(model, data)
     write_rows(table, out_)
     warn(said)
 
@@ -219,9 +254,11 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
     warn(_left_out(clients))
     try:
         with progress() as watch:
-            fitted: Fitted | FittedMixture
+            fitted: AnyFitted
             if chosen.method == "mixture":
                 fitted = fit_clients(clients, chosen, folder=folder, every=every, watch=watch)
+            elif chosen.method in PERSONAL:
+                fitted = fit_personal(clients, chosen, folder=folder, every=every, watch=watch)
             else:
                 fitted = fit(clients, chosen, folder=folder, every=every, watch=watch)
     except CoterieError:
@@ -236,7 +273,7 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
         more = digits_demo.demo_results(chosen.seed, fitted)
     finish_run(folder, fitted, more)
     if not as_json:
-        show(fitted, more) if isinstance(fitted, Fitted) else show_mixture(fitted)
+        _show(fitted, more)
         warn(fitted.warnings)
     _show_report(folder, as_json)
 
@@ -245,8 +282,19 @@ def _check(clients: Clients, chosen: FitOptions) -> None:
     """Refuse what cannot work, before anything is written."""
     if chosen.method == "mixture":
         check_mixture(clients, chosen)
+    elif chosen.method in PERSONAL:
+        check_personal(clients, chosen)
     else:
         check_fit(clients, chosen)
+
+
+def _show(fitted: AnyFitted, more: dict[str, Any]) -> None:
+    if isinstance(fitted, Fitted):
+        show(fitted, more)
+    elif isinstance(fitted, FittedMixture):
+        show_mixture(fitted)
+    else:
+        show_personal(fitted)
 
 
 def _show_report(folder: Path, as_json: bool) -> None:

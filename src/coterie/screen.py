@@ -15,8 +15,9 @@ from coterie.data.check import Findings
 from coterie.engines.in_process import Round
 from coterie.fitting import Fitted, Watch
 from coterie.mixture_run import FittedMixture
+from coterie.personal_run import FittedPersonal
 
-__all__ = ["complain", "err", "out", "progress", "show", "show_findings", "show_mixture", "warn"]
+__all__ = ["complain", "err", "out", "progress", "show", "show_findings", "show_mixture", "show_personal", "warn"]
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
 out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
@@ -28,8 +29,31 @@ Cells = list[tuple[float | None, str]]  # value and format
 
 def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     """Show how models do, beside baselines."""
-    accuracy = fitted.metric == "accuracy"
-    form = ".1%" if accuracy else ".4g"
+    _show_scores(fitted)
+    if fitted.counted is not None:
+        out.print(fitted.counted)
+    if len(fitted.theta) > 1:
+        sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
+        out.print(f"clients per cluster: {', '.join(map(str, sizes))}")
+    if "adjusted_rand" in more:
+        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
+
+
+def show_personal(fitted: FittedPersonal) -> None:
+    """Show how personal models do, beside baselines, how that is spread over clients, and what time it took."""
+    _show_scores(fitted)
+    found, form = fitted.spread.get(fitted.options.method), _form(fitted.metric)
+    if found is not None:
+        means = (f"mean {found.mean:{form}}", f"median {found.median:{form}}")
+        tenths = (f"worst tenth {found.worst_decile:{form}}", f"best tenth {found.best_decile:{form}}")
+        out.print(f"over clients, on held-out rows: {', '.join((*means, *tenths))}")
+    if fitted.virtual_time is not None:
+        out.print(f"virtual time: {fitted.virtual_time:.4g} seconds")
+
+
+def _show_scores(fitted: Fitted | FittedPersonal) -> None:
+    """Show accuracies, or errors with what they explain."""
+    accuracy, form = fitted.metric == "accuracy", _form(fitted.metric)
     scale = float(fitted.scaling.y_scale)
     columns: dict[str, Cells] = {
         "training rows": [(s.train, form) for s in fitted.scores],
@@ -40,13 +64,10 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     }
     out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
     out.print(_score_table(fitted.scores, columns), soft_wrap=False)
-    if fitted.counted is not None:
-        out.print(fitted.counted)
-    if len(fitted.theta) > 1:
-        sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
-        out.print(f"clients per cluster: {', '.join(map(str, sizes))}")
-    if "adjusted_rand" in more:
-        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
+
+
+def _form(metric: str) -> str:
+    return ".1%" if metric == "accuracy" else ".4g"
 
 
 def show_mixture(fitted: FittedMixture) -> None:
