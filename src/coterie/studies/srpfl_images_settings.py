@@ -104,6 +104,7 @@ class Settings:
         at_least(1, batch_size=self.batch_size, meta_epochs=self.meta_epochs, tune_epochs=self.tune_epochs)
         at_least(1, first=self.first, stage_rounds=self.stage_rounds, evaluate_every=self.evaluate_every)
         at_least(1, seeds=self.seeds, jobs=self.jobs)
+        at_least(0, communication=self.communication)
         if not self.step_size > 0:
             raise ConfigError(f"--step-size is {self.step_size}", "give a number above 0")
         if not 0 < self.participation <= 1:
@@ -140,7 +141,7 @@ def settings(dataset: str, *, quick: bool = False) -> Settings:
         made = replace(made, channels=64, hidden=(120, 64), epochs=1, head_epochs=1, rounds=50)
     if not quick:
         return made
-    fewer = replace(made, clients=40, rows=60, rounds=40, step_size=0.03, first=5, stage_rounds=6, evaluate_every=4)
+    fewer = replace(made, clients=40, rows=60, rounds=40, step_size=0.03, stage_rounds=8, evaluate_every=4)
     if dataset == "cifar":
         return replace(fewer, channels=8, hidden=(32, 16), rounds=20, stage_rounds=3)
     return replace(fewer, hidden=(128, 64, 32), epochs=3, head_epochs=6, tune_epochs=3)
@@ -155,12 +156,14 @@ def clients(dataset: str, n_clients: int, classes: int, rows: int, seed: int) ->
         seed=seed,
     )  # fmt: skip
     dealt = image_clients(found, held, flat=found.x_train.ndim == 3)
+    if found.x_train.ndim == 3:  # grey images are used as they are (Appendix C)
+        return dealt
     assert isinstance(dealt.train.x, Tensor)
-    axes = [0, *range(2, dealt.train.x.dim())] if dealt.train.x.dim() > 2 else [0, 1]
-    mean, std = dealt.train.x.mean(axes, keepdim=True), dealt.train.x.std(axes, keepdim=True)
+    x = dealt.train.x
+    mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)  # [1, Ch, 1, 1]
 
-    def standardised(x: Tensor) -> Tensor:
-        return (x - mean) / std
+    def standardised(pixels: Tensor) -> Tensor:
+        return (pixels - mean) / std
 
     return Partition(dealt.train.changed(standardised), dealt.test.changed(standardised))
 
