@@ -56,6 +56,14 @@ def training(run: Run) -> list[Figure]:
     wanted = [
         _by_round(run, "loss", "Loss by round", "loss", plain_ticks),
         _by_round(run, "test_metric", f"Held-out {run.metric.name} by round", run.metric.name, run.metric.form),
+        _by_round(
+            run,
+            "test_metric",
+            f"Held-out {run.metric.name} by virtual time",
+            run.metric.name,
+            run.metric.form,
+            clock="virtual_time",
+        ),  # fmt: skip
         _by_round(run, "loss", "Loss by virtual time", "loss", plain_ticks, clock="virtual_time"),
         _by_round(run, "change", "Largest move by round", "relative move of an estimate", plain_ticks),
     ]
@@ -67,8 +75,12 @@ def _by_round(run: Run, column: str, title: str, y_label: str, form: TickFormat,
     lines = []
     for restart in run.restarts:
         x, y = run.round_column(clock, restart), run.round_column(column, restart)
-        if x is not None and y is not None and len(y) > 1:
-            keep = evenly(len(y), MOST_POINTS)
+        if x is None or y is None:
+            continue
+        # held-out rows are not looked at in every round; elsewhere what is missing breaks the line
+        there = np.flatnonzero(np.isfinite(y)) if column == "test_metric" else np.arange(len(y))
+        if len(there) > 1:
+            keep = there[evenly(len(there), MOST_POINTS)]
             strong = restart == run.chosen
             lines.append(Line(x[keep].tolist(), y[keep].tolist(), colour=0, faint=not strong))
     if not any(not line.faint for line in lines):

@@ -18,6 +18,7 @@ from coterie.report.frame import style
 from coterie.report.mixture import components
 from coterie.report.numbers import count
 from coterie.report.outliers import outliers
+from coterie.report.personal import personal
 from coterie.report.run_folder import Run, read_run
 
 __all__ = ["render", "write_report"]
@@ -93,6 +94,7 @@ def _context(run: Run) -> dict[str, Any]:
         "descent": descent(run),
         "components": components(run),
         "outliers": outliers(run),
+        "personal": personal(run),
         "training": [f for f in (*figures.training(run), figures.cluster_sizes(run)) if f],
         "placing": [f for f in (figures.client_map(run), figures.margins(run)) if f],
         "clusters": tables.cluster_table(run),

@@ -16,7 +16,7 @@ _METHOD_NAMES = {
     "ifca": "IFCA",
     "fedavg": "FedAvg",
     "fedrep": "FedRep",
-    "lg_fedavg": "LG-FedAvg",
+    "lg-fedavg": "LG-FedAvg",
     "maml": "Per-FedAvg",
     "srpfl": "SRPFL",
     "fedgrem": "FedGrEM",
@@ -165,6 +165,8 @@ def facts(run: Run) -> list[Fact]:
         _outliers_fact(run),
         _count_fact("anchors", len(results.get("anchors") or []) or None, "clients that moment descent began with"),
         _rounds_fact(run),
+        _clock_fact(run),
+        _worst_fact(run),
         _uncertain_fact(run),
     ]
     agreement = number(results.get("adjusted_rand"))
@@ -245,6 +247,24 @@ def _rounds_fact(run: Run) -> Fact | None:
     if run.descents:
         note = f"after {sum(map(len, run.descents))} iterations of moment descent"
     return Fact("rounds", count(len(run.restarts[run.chosen])), note)
+
+
+def _clock_fact(run: Run) -> Fact | None:
+    """What the clock showed in the end."""
+    seconds = number(run.results.get("virtual_time"))
+    return None if seconds is None else Fact("virtual time", human_seconds(seconds), "of the rounds, by the clock")
+
+
+def _worst_fact(run: Run) -> Fact | None:
+    """How the clients fare who fare worst."""
+    spread = run.results.get("spread")
+    own = spread.get(run.info.get("method")) if isinstance(spread, dict) else None
+    worst = number(own.get("worst_decile")) if isinstance(own, dict) else None
+    if worst is None:
+        return None
+    return Fact(
+        "worst tenth", run.metric.texts([worst])[0], f"{run.metric.name} of the clients who fare worst, on average"
+    )
 
 
 def _sharing_fact(run: Run) -> Fact | None:

@@ -45,6 +45,8 @@ _TITLES = {
     "train_log_likelihood": "train log-likelihood",
     "own": "own share",
     "rmse": "RMSE",
+    "rounds": "rounds with it",
+    "seconds": "seconds a round",
 }
 _METRICS = ("metric", "metric_global", "metric_local")
 _FIRST = ("client", "label", "certain", "margin", "outlier_score", "outlier", "rows_train", "rows_test", *_METRICS)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the report shows of personal models: how clients fare with them, the worst off too, and who took part how often."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie.report.client_plots import signed_bars
+from coterie.report.figures import MOST_MARKS, MOST_POINTS, Figure, evenly, figure, thinned
+from coterie.report.frame import Key
+from coterie.report.numbers import count, fixed
+from coterie.report.plots import Line, line_chart, scatter
+from coterie.report.run_folder import Run, number
+
+__all__ = ["Spread", "personal"]
+
+_FIGURES = {"mean": "mean", "median": "median", "worst_decile": "worst tenth", "best_decile": "best tenth"}
+_OTHERS = {"metric_global": "one model for all", "metric_local": "one model each"}
+
+
+class Spread(NamedTuple):
+    """Sentences, a table of how the metric is spread over clients (head; rows of a method and its cells), and plots."""
+
+    sentences: list[str]
+    head: list[str]
+    rows: list[tuple[str, list[str]]]
+    figures: list[Figure]
+
+
+def personal(run: Run) -> Spread | None:
+    """Lay out how clients fare, and who took part; None when models are not personal."""
+    spread = run.results.get("spread")
+    if not isinstance(spread, dict):
+        return None
+    figures = [found for found in (_fares(run), _participation(run)) if found is not None]
+    return Spread(_sentences(run), list(_FIGURES.values()), _rows(run, spread), figures)
+
+
+def _sentences(run: Run) -> list[str]:
+    layers, never = run.results.get("layers") or [], number(run.results.get("never_visited"))
+    kept = f"A client's own: {', '.join(map(str, layers))}." if layers else "Clients go on from a common model."
+    out = [f"{kept} Clients count alike here, however many rows they have."]
+    if never:
+        out.append(f"{count(never)} clients never took part, and fitted what is their own after training.")
+    return out
+
+
+def _rows(run: Run, spread: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    labels = {str(m.get("method")): str(m.get("label")) for m in run.results.get("methods") or []}
+    found = {name: said for name, said in spread.items() if isinstance(said, dict)}
+    columns = [run.metric.texts([number(said.get(key)) for said in found.values()]) for key in _FIGURES]
+    return [(labels.get(name, name), [column[i] for column in columns]) for i, name in enumerate(found)]
+
+
+def _fares(run: Run) -> Figure | None:
+    """Draw the metric of all clients, the worst off first, beside the baselines."""
+    ours = run.client_column("metric")
+    if ours is None:
+        return None
+    named = {"this run": ours} | {
+        name: values for column, name in _OTHERS.items() if (values := run.client_column(column)) is not None
+    }
+    lines = []
+    for i, (name, values) in enumerate(named.items()):
+        there = np.sort(values[np.isfinite(values)])
+        there = there if run.metric.higher else there[::-1]
+        keep = evenly(len(there), MOST_POINTS)
+        share = [100 * (k + 0.5) / len(there) for k in keep]
+        lines.append(Line(share, there[keep].tolist(), name, colour=i, dashed=i > 0))
+    title = f"Held-out {run.metric.name} of all clients"
+    svg = line_chart(
+        lines,
+        x_label="clients, worst off first (%)",
+        y_label=run.metric.name,
+        title=title,
+        y_form=run.metric.form,
+    )
+    keys = [Key(name, f"k{i}" + " dashed" * (i > 0), "line") for i, name in enumerate(named)]
+    note = "Each line has the clients in its own order; the worst tenth is at the left."
+    return figure(title, svg, keys if len(named) > 1 else (), note)
+
+
+def _participation(run: Run) -> Figure | None:
+    """Draw how often each client took part, against the time that a round takes it where there is a clock."""
+    rounds, seconds = run.client_column("rounds"), run.client_column("seconds")
+    if rounds is None:
+        return None
+    names = run.clients.get("client", list(range(len(rounds))))
+    order = np.argsort(-rounds if seconds is None else seconds, kind="stable")
+    keep = order[evenly(len(order), MOST_MARKS)]
+    title, y_label = "How often each client took part", "rounds"
+    if seconds is None:
+        svg = signed_bars(
+            rounds[keep].tolist(),
+            titles=[f"{names[i]}: {count(rounds[i])}" for i in keep],
+            x_label="clients, most often first",
+            y_label=y_label,
+            title=title,
+            total=len(order),
+        )
+        note = f"From {count(rounds.min())} to {count(rounds.max())} rounds."
+    else:
+        svg = scatter(
+            seconds[keep].tolist(),
+            rounds[keep].tolist(),
+            titles=[f"{names[i]}: {count(rounds[i])} rounds, {fixed(seconds[i], 2)} s" for i in keep],
+            x_label="seconds that a round takes the client, on average",
+            y_label=y_label,
+            title=title,
+        )
+        note = f"From {count(rounds.min())} to {count(rounds.max())} rounds; the slowest are at the right."
+    return figure(title, svg, (), note + thinned(len(keep), len(order)))
