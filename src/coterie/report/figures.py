@@ -63,7 +63,7 @@ def training(run: Run) -> list[Figure]:
             run.metric.name,
             run.metric.form,
             clock="virtual_time",
-        ),  # fmt: skip
+        ),
         _by_round(run, "loss", "Loss by virtual time", "loss", plain_ticks, clock="virtual_time"),
         _by_round(run, "change", "Largest move by round", "relative move of an estimate", plain_ticks),
     ]
