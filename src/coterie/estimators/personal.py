@@ -10,16 +10,18 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor, nn
 
+from coterie.algorithms.preparation import Scaling
 from coterie.baselines import target_variance
 from coterie.config import FitOptions
 from coterie.data.ragged import Ragged
+from coterie.data.schema import Schema
 from coterie.errors import DataError
 from coterie.estimators.parameters import options_of
 from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
 from coterie.evaluate import Measured
 from coterie.models import Model
 from coterie.participation import Clock
-from coterie.personal_model import Adopted
+from coterie.personal_model import Adopted, Personal
 from coterie.personal_run import FittedPersonal, fit_personal
 from coterie.phases import Watch
 from coterie.runs import LoadedPersonal
@@ -33,6 +35,9 @@ class Personalised(BaseEstimator):  # type: ignore[misc]
     method: ClassVar[str]  # what it is called in the options
     model: nn.Module | Model | None
     clock: str | Clock | None
+    personal_: Personal
+    scaling_: Scaling
+    schema_: Schema
 
     def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
         """Fit to clients.
