@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from coterie.algorithms.fedavg import fedavg
 from coterie.algorithms.maml import State, maml
 from coterie.errors import ConfigError
-from coterie.local import Training
-from coterie.models import Model, Network, linear_regression
+from coterie.local import Training, sgd
+from coterie.models import Dense, Model, Network, linear_regression
 from helpers import BATCHES, MODULE, NET, Federation, federation, run_one
 
 LINE = linear_regression(1, intercept=False)
@@ -106,6 +106,22 @@ def test_the_three_batches_of_a_step_are_drawn_apart() -> None:
     moved = float(state.theta) / 0.16  # = y2 - 0.2 y1
     assert any(abs(moved - (b - 0.2 * a)) < 1e-6 for a in range(50) for b in range(50) if a != b)
     assert all(abs(moved - 0.8 * a) > 1e-6 for a in range(50))
+
+
+@pytest.mark.parametrize("how", [Training(steps=3), Training(epochs=2, batch_size=3)], ids=["all", "batches"])
+def test_a_wide_first_layer_in_the_space_of_the_rows_makes_no_difference(
+    how: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    xs = [torch.randn(n, 30, generator=draw, dtype=torch.float64) for n in (5, 0, 7, 1, 11)]
+    data = Federation(xs, [x[:, 0] - x[:, 1].relu() for x in xs], [*"abcde"])
+    settings: dict[str, Any] = {"rounds": 2, "alpha": 0.02, "beta": 0.01, "seed": 0, "training": how}
+    model, found = Dense((30, 6, 5, 1), "squared"), []
+    for wider in (2, 1000):
+        monkeypatch.setattr(sgd, "_WIDER", wider)
+        state, _, _ = run_one(lambda s: maml(s, model=model, **settings), data.rows)
+        found.append(state.theta)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-7, atol=1e-9)  # finite differences lose some digits
 
 
 # -- where it ends ----------------------------------------------------------------------------------------------------

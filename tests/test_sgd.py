@@ -129,7 +129,7 @@ def test_every_row_is_used_once_in_a_pass() -> None:
     seen: list[list[float]] = []
     x = torch.arange(1.0, 8.0, dtype=torch.float64)[:, None]
     block = one_block(ragged([x], [x[:, 0]]))
-    for batch in sgd._batches(block, Training(epochs=2, batch_size=3), keys.key(1)):
+    for batch in sgd.batches(linear_regression(1), block, Training(epochs=2, batch_size=3), keys.key(1)):
         seen.append(batch[0][0, :, 0].tolist())
         weights = batch[2][0]
         torch.testing.assert_close(weights.sum(), torch.ones((), dtype=torch.float64))
@@ -142,7 +142,7 @@ def test_every_row_is_used_once_in_a_pass() -> None:
 def test_no_step_is_computed_that_nobody_takes() -> None:
     x = [torch.ones(n, 1, dtype=torch.float64) for n in (2, 400)]
     block = one_block(ragged(x, [v[:, 0] for v in x]))
-    steps = list(sgd._batches(block, Training(steps=5, batch_size=2), keys.key(1)))
+    steps = list(sgd._lots(block, Training(steps=5, batch_size=2), keys.key(1)))
     # The short client has one batch a pass: five passes; the long one takes its five steps in the first of them.
     assert len(steps) == 5 + 4
 

@@ -15,7 +15,7 @@ from coterie import keys
 from coterie.algorithms.averaging import State, averaged
 from coterie.errors import ConfigError
 from coterie.local import Training, client_losses, outputs
-from coterie.local.sgd import batches, in_chunks
+from coterie.local.sgd import batches, begin, in_chunks, numbers_held
 from coterie.models import Model
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
@@ -110,7 +110,7 @@ def meta_train(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bl
         alpha, beta, delta = (values[s] for values in sizes)
         return _meta_steps(model, part, rows, shared["training"], shared["key"][s], alpha, beta, delta)
 
-    update = in_chunks(start, data, work).sub_(start)
+    update = in_chunks(start, data, work, numbers_held(model, shared["training"], data)).sub_(start)
     n = data.n.to(torch.float64).expand(len(theta), -1)
     weight = n if shared["by_rows"] else (n > 0).to(torch.float64)
     return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
@@ -121,15 +121,14 @@ def _meta_steps(
 ) -> Tensor:
     """Algorithm 1, lines 5 to 8, of one run.  theta [C, P] -> [C, P], a tensor of its own"""
     draws = (batches(model, data, how, keys.key(key, name)) for name in ("inner", "outer", "hessian"))
-    for inner, outer, bend in zip(*draws, strict=True):
-
-        def gradient(at: Tensor, batch: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> Tensor:
-            return model.gradient(at[None], *batch[:3])[0]
-
-        meta = gradient(theta - alpha * gradient(theta, inner), outer)  # grad f(theta - alpha grad f(theta))
+    here = begin(model, theta, data, how)
+    for (*inner, active), (*outer, _), (*bend, _) in zip(*draws, strict=True):
+        meta = here.shifted(here.slopes(*inner), alpha).slopes(*outer)  # grad f(theta - alpha grad f(theta))
         if delta:
-            product = gradient(theta + delta * meta, bend).sub_(gradient(theta - delta * meta, bend)).div_(2 * delta)
-            meta = meta.sub_(product, alpha=alpha)  # (I - alpha H) grad
-        active = inner[3]
-        theta = theta - beta * (meta if active is None else meta * active[:, None])
-    return theta
+            ahead, behind = (here.shifted(meta, side * delta).slopes(*bend) for side in (-1, 1))
+            for g, up, down in zip(meta, ahead, behind, strict=True):
+                g.sub_(up.sub_(down), alpha=alpha / (2 * delta))  # (I - alpha H) grad
+        if active is not None:
+            meta = [g * active.view(-1, *(1,) * (g.dim() - 1)) for g in meta]
+        here = here.shifted(meta, beta)
+    return here.result()

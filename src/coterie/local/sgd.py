@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,12 @@ from coterie import keys
 from coterie.errors import ConfigError
 from coterie.local.least_squares import proximal_step
 from coterie.models import Dense, Model, Network
+from coterie.models.dense import DenseDescent
+from coterie.models.network import NetworkDescent
 from coterie.models.row_descent import RowDescent
 from coterie.protocol import Block
 
-__all__ = ["Training", "batches", "in_chunks", "train"]
+__all__ = ["Training", "batches", "begin", "in_chunks", "numbers_held", "train"]
 
 CHUNK_BYTES = 8 << 20  # parameters that are trained together: they stay in the cache from step to step
 _WIDER, _PASSES = 2, 2  # features per row, and passes over the rows, from which their products cost less than the layer
@@ -89,14 +92,10 @@ def train(
     def work(part: Tensor, rows: Block, s: int) -> Tensor:
         return _train_chunk(model, part, rows, float(step_size[s]), how, key[s], layers)
 
-    if isinstance(model, Dense) and _suits_rows(model, how, data, layers):
-        return in_chunks(theta, data, work, _row_numbers(model, data))
-    return in_chunks(theta, data, work)
+    return in_chunks(theta, data, work, numbers_held(model, how, data, layers))
 
 
-def in_chunks(
-    theta: Tensor, data: Block, work: Callable[[Tensor, Block, int], Tensor], numbers: int | None = None
-) -> Tensor:
+def in_chunks(theta: Tensor, data: Block, work: Callable[[Tensor, Block, int], Tensor], numbers: int) -> Tensor:
     """Work on one run and a cache-sized number of clients at a time.
 
     Parameters
@@ -107,8 +106,8 @@ def in_chunks(
         Rows of the C clients.
     work : callable
         (models [c, P], their rows, number of the run) -> [c, P]
-    numbers : int, optional
-        That the work holds of one client from step to step; by default its model.
+    numbers : int
+        That the work holds of one client from step to step.
 
     Returns
     -------
@@ -116,7 +115,7 @@ def in_chunks(
         [S, C, P]
     """
     out = torch.empty_like(theta)
-    size = max(1, CHUNK_BYTES // ((numbers or theta.shape[-1]) * theta.element_size()))
+    size = max(1, CHUNK_BYTES // (numbers * theta.element_size()))
     for s in range(len(theta)):
         for first in range(0, theta.shape[1], size):
             part = slice(first, first + size)
@@ -138,30 +137,19 @@ def _train_chunk(
         if layers is not None:
             raise ConfigError("an exact proximal step moves all of a model", "train in steps: exact=False")
         return proximal_step(model, theta, data, how.proximal)
-    if isinstance(model, Dense) and _suits_rows(model, how, data, layers):
-        return _train_on_rows(model, theta, data, step_size, how, key, layers)
-    descent = model.descent(theta, momentum=how.momentum, proximal=how.proximal, layers=layers)
-    for x, y, weights, active in batches(model, data, how, key):
+    descent = begin(model, theta, data, how, layers)
+    for x, y, weights, active in batches(model, data, how, key, layers):
         descent.step(x, y, weights, step_size, active)
     return descent.result()
 
 
-def _train_on_rows(
-    model: Dense,
-    theta: Tensor,
-    data: Block,
-    step_size: float,
-    how: Training,
-    key: Tensor,
-    layers: frozenset[str] | None,
-) -> Tensor:
-    """The same, the first layer in the space of the clients' rows.  theta [C, P]"""
-    descent = RowDescent(model, theta, data.x, momentum=how.momentum, proximal=how.proximal, layers=layers)
-    client = torch.arange(len(theta))[:, None]
-    for rows, weights, active, _ in _lots(data, how, key):
-        y = data.target if rows is None else data.target[client, rows]
-        descent.step_on(rows, y, weights, step_size, active)
-    return descent.result()
+def begin(
+    model: Model, theta: Tensor, data: Block, how: Training, layers: frozenset[str] | None = None
+) -> DenseDescent | NetworkDescent:
+    """Start gradient descent from theta [C, P], on what `batches` hands out."""
+    if isinstance(model, Dense) and _suits_rows(model, how, data, layers):
+        return RowDescent(model, theta, data.x, momentum=how.momentum, proximal=how.proximal, layers=layers)
+    return model.descent(theta, momentum=how.momentum, proximal=how.proximal, layers=layers)
 
 
 def _suits_rows(model: Dense, how: Training, data: Block, layers: frozenset[str] | None) -> bool:
@@ -175,34 +163,37 @@ def _suits_rows(model: Dense, how: Training, data: Block, layers: frozenset[str]
     return (how.steps * per_step if how.epochs is None else how.epochs) >= _PASSES
 
 
-def _row_numbers(model: Dense, data: Block) -> int:
-    """What `RowDescent` holds of one client from step to step: all layers but the first, and N x N and N x H numbers."""
+def numbers_held(model: Model, how: Training, data: Block, layers: frozenset[str] | None = None) -> int:
+    """What training holds of one client from step to step: its model, or with `RowDescent` N x N and N x H numbers of it."""
+    if not isinstance(model, Dense) or not _suits_rows(model, how, data, layers):
+        return model.n_parameters
     n_rows = data.x.shape[1]
     return model.n_parameters + n_rows * n_rows + (n_rows - model.sizes[0]) * model.sizes[1]
 
 
-Batch = tuple[Tensor, Tensor, Tensor, Tensor | None]
+Batch = tuple[Any, Tensor, Tensor, Tensor | None]
 
 
-def batches(model: Model, data: Block, how: Training, key: Tensor) -> Iterator[Batch]:
-    """Rows (augmented as the model says), targets and weights of every step, and which clients take it (None: all)."""
+def batches(
+    model: Model, data: Block, how: Training, key: Tensor, layers: frozenset[str] | None = None
+) -> Iterator[Batch]:
+    """Rows (augmented as the model says), targets and weights of every step, and which clients take it (None: all).
+
+    For `RowDescent` rows are given by their numbers [C, B], or None for all.
+    """
+    client = torch.arange(len(data.n))[:, None]
+    by_number = isinstance(model, Dense) and _suits_rows(model, how, data, layers)
     augment = model.augment if isinstance(model, Network) else None
-    for x, y, weights, active, when in _batches(data, how, key):
+    for rows, weights, active, when in _lots(data, how, key):
+        at = slice(None) if rows is None else (client, rows)
+        x = rows if by_number else data.x[at]
         if augment is not None:
-            pictures = keys.key(key, *when, "augment", data.keys[:, None], torch.arange(x.shape[1]))  # [C, B]
-            x = augment(x, pictures)  # noqa: PLW2901
-        yield x, y, weights, active
+            pictures = keys.key(key, *when, "augment", data.keys[:, None], torch.arange(weights.shape[1]))  # [C, B]
+            x = augment(data.x[at], pictures)
+        yield x, data.target[at], weights, active
 
 
 Lot = tuple[Tensor | None, Tensor, Tensor | None, tuple[int, int]]
-
-
-def _batches(data: Block, how: Training, key: Tensor) -> Iterator[tuple[*Batch, tuple[int, int]]]:
-    """Rows, targets and weights of every step, which clients take it (None: all), and when: pass and place in it."""
-    client = torch.arange(len(data.n))[:, None]
-    for rows, weights, active, when in _lots(data, how, key):
-        at = slice(None) if rows is None else (client, rows)
-        yield data.x[at], data.target[at], weights, active, when
 
 
 def _lots(data: Block, how: Training, key: Tensor) -> Iterator[Lot]:

@@ -7,8 +7,10 @@ so that a step of gradient descent for many clients is nothing but batched produ
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -113,8 +115,7 @@ class Dense:
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Gradient of every client's weighted loss.  theta [S, C, P], x [C, N, D], y, weights [C, N] -> [S, C, P]"""
-        out = torch.stack([self.descent(vectors, momentum=0.0).gradient(x, y, weights) for vectors in theta])
-        return self._penalised(out, theta)
+        return torch.stack([self.descent(vectors, momentum=0.0).gradient(x, y, weights) for vectors in theta])
 
     def linear_gradient(self, outputs: Tensor, x: Tensor, y: Tensor, weights: Tensor, theta: Tensor | None) -> Tensor:
         """Gradient of a model without hidden layers, from its outputs: one product for all runs.
@@ -176,10 +177,35 @@ class DenseDescent:
 
     def gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Gradient at the current models by what moves, without moving.  [C, P]"""
-        into = _zeros_like(self._moving)
-        for (g_w, g_b), (delta, below) in zip(into[self._lowest :], self._backward(x, y, weights), strict=True):
-            _accumulate(g_w, g_b, delta, below, 1.0)
-        return self._pack(into)
+        return torch.cat([slope.flatten(1) for slope in self.slopes(x, y, weights)], 1)
+
+    def slopes(self, x: Tensor, y: Tensor, weights: Tensor) -> list[Tensor]:
+        """The gradient, one tensor for each parameter that moves."""
+        made = []
+        for (w, b), (delta, below) in zip(self._moving[self._lowest :], self._backward(x, y, weights), strict=True):
+            if w is not None:
+                slope = torch.bmm(delta.transpose(1, 2), below)
+                made.append(slope.add_(w, alpha=self._model.l2) if self._model.l2 else slope)
+            if b is not None:
+                made.append(delta.sum(1))
+        return made
+
+    def shifted(self, slopes: Sequence[Tensor], length: float) -> Self:
+        """Models that are a step of some length away, against the slopes; these stay."""
+        left = list(slopes)
+        there = copy(self)
+        there._layers = [
+            (
+                w if m_w is None else torch.sub(w, left.pop(0), alpha=length),
+                b if b is None or m_b is None else torch.sub(b, left.pop(0), alpha=length),
+            )
+            for (w, b), (m_w, m_b) in zip(self._layers, self._moving, strict=True)
+        ]
+        there._moving = [
+            (None if m_w is None else w, None if m_b is None else b)
+            for (w, b), (m_w, m_b) in zip(there._layers, self._moving, strict=True)
+        ]
+        return there
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor, step_size: float, active: Tensor | None = None) -> None:
         """Take one step; clients whose `active` [C] is 0 stay where they are."""

@@ -2,7 +2,8 @@
 """Any torch.nn.Module as a model: many clients at once through vmap, or one after the other where that is faster."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -176,8 +177,20 @@ class NetworkDescent:
 
     def gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Gradient at the current models by what moves, without moving.  [C, P]"""
-        made = self._gradient(self._now, self._fixed, x, y, weights)
-        return torch.cat([g.flatten(1) for g in made.values()], 1)
+        return torch.cat([slope.flatten(1) for slope in self.slopes(x, y, weights)], 1)
+
+    def slopes(self, x: Tensor, y: Tensor, weights: Tensor) -> list[Tensor]:
+        """The gradient, one tensor for each parameter that moves."""
+        return list(self._gradient(self._now, self._fixed, x, y, weights).values())
+
+    def shifted(self, slopes: Sequence[Tensor], length: float) -> "NetworkDescent":
+        """Models that are a step of some length away, against the slopes; these stay."""
+        there = copy(self)
+        there._now = {
+            name: torch.sub(value, slope, alpha=length)
+            for (name, value), slope in zip(self._now.items(), slopes, strict=True)
+        }
+        return there
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor, step_size: float, active: Tensor | None = None) -> None:
         """Take one step; clients whose `active` [C] is 0 stay where they are."""

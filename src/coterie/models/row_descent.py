@@ -6,6 +6,9 @@ the first layer's outputs follow from V without touching x or the weights again,
 rows only. The weights are formed once, at the end. With 150 rows of 784 features this is most of what a step costs.
 """
 
+from collections.abc import Sequence
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -48,10 +51,9 @@ class RowDescent(DenseDescent):
         self._gram = torch.bmm(x, x.transpose(1, 2))  # [C, N, N]
         if self._own_bias is not None:
             self._gram += 1.0  # the bias is the weight of a feature that is one
-        begin = torch.bmm(x, weight.transpose(1, 2))
-        self._begin = (
-            begin if bias is None else begin.add_(bias[:, None])
-        )  # [C, N, H] the first layer's outputs at the start
+        self._begin = torch.bmm(x, weight.transpose(1, 2))  # [C, N, H] the first layer's outputs at the start
+        if bias is not None:
+            self._begin += bias[:, None]
         self._v = torch.zeros_like(self._begin)
         self._pace = torch.zeros_like(self._begin) if momentum else None  # velocity of V
         self._rows: Tensor | None = None
@@ -61,15 +63,31 @@ class RowDescent(DenseDescent):
         """The models where they are now.  [C, P]"""
         weight, bias = self._layers[0]
         moved = torch.baddbmm(weight, self._v.transpose(1, 2), self._x, alpha=-1)
-        return self._pack(
-            [(moved, bias if self._own_bias is None else self._own_bias - self._v.sum(1)), *self._layers[1:]]
-        )
+        moved_bias = bias if self._own_bias is None else self._own_bias - self._v.sum(1)
+        return self._pack([(moved, moved_bias), *self._layers[1:]])
 
-    def step_on(
-        self, rows: Tensor | None, y: Tensor, weights: Tensor, step_size: float, active: Tensor | None = None
+    def slopes(self, x: Tensor | None, y: Tensor, weights: Tensor) -> list[Tensor]:
+        """The gradient on some rows, one tensor for each parameter that moves; the first layer's by rows  [C, N, H]."""
+        self._rows = x
+        deltas = self._backward(self._x, y, weights)
+        made = [torch.zeros_like(self._v)]
+        self._add(made[0], deltas[0][0])
+        for (w, b), (delta, below) in zip(self._moving[1:], deltas[1:], strict=True):
+            made += [] if w is None else [torch.bmm(delta.transpose(1, 2), below)]
+            made += [] if b is None else [delta.sum(1)]
+        return made
+
+    def shifted(self, slopes: Sequence[Tensor], length: float) -> Self:
+        """Models that are a step of some length away, against the slopes; these stay."""
+        there = super().shifted(slopes[1:], length)
+        there._v = torch.add(self._v, slopes[0], alpha=length)
+        return there
+
+    def step(
+        self, x: Tensor | None, y: Tensor, weights: Tensor, step_size: float, active: Tensor | None = None
     ) -> None:
-        """Take one step on some rows [C, B], none of them twice (None: all), with their targets and weights."""
-        self._rows = rows
+        """Take one step on some rows, x [C, B] their numbers, none of them twice (None: all)."""
+        self._rows = x
         deltas = self._backward(self._x, y, weights if active is None else weights * active[:, None])
         self._move(deltas, step_size, active)
         delta = deltas[0][0]  # [C, B, H] 0 for clients that stay
