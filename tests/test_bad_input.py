@@ -15,6 +15,8 @@ import pytest
 from command import coterie, refused
 from planted import planted
 
+METHODS = "'ifca', 'moment-descent', 'mixture', 'fedavg', 'fedrep', 'lg-fedavg' or 'maml'"
+
 N = 24
 GOOD: dict[str, Any] = {
     "site": [f"s{i % 4}" for i in range(N)],
@@ -304,8 +306,8 @@ def test_an_unknown_ending(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--method", "magic"], "method is 'magic': input should be 'ifca', 'moment-descent', 'mixture' or 'fedavg'"),
-        (["--method", "local"], "method is 'local': input should be 'ifca', 'moment-descent', 'mixture' or 'fedavg'"),
+        (["--method", "magic"], f"method is 'magic': input should be {METHODS}"),
+        (["--method", "local"], f"method is 'local': input should be {METHODS}"),
         (["--missing", "ignore"], "data.missing is 'ignore': input should be 'error', 'mean' or 'drop'"),
         (["--task", "guess"], "data.task is 'guess': input should be 'auto', 'regression' or 'classification'"),
         (["--test-size", "1.5"], "data.test_size is 1.5: input should be less than 1"),

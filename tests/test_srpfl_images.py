@@ -57,11 +57,11 @@ def test_time_is_the_slowest_participants_by_its_passes(found: dict[str, dict[st
     dealt = parts.clients("mnist", 8, 3, 30, 0)
     times = Exponential().times(0, dealt.train.keys, 0).sort().values
     slowest = float(times[-1])
-    # FedRep's round of 4 + 2 passes is the unit; FedAvg and LG-FedAvg make 2, HF-MAML one of four gradients a step.
+    # FedRep's round of 4 + 2 passes is the unit; FedAvg and LG-FedAvg make 2, HF-MAML 2 of four gradients a step.
     assert found["fedrep"]["virtual_time"] == pytest.approx(10 * slowest)
     assert found["fedavg"]["virtual_time"] == pytest.approx(10 * slowest * 2 / 6)
     assert found["lg-fedavg"]["virtual_time"] == pytest.approx(10 * slowest * 2 / 6)
-    assert found["hf-maml"]["virtual_time"] == pytest.approx(10 * slowest * 4 / 6)
+    assert found["hf-maml"]["virtual_time"] == pytest.approx(10 * slowest * 8 / 6)
     # Two rounds with the two fastest, two with four, and the others with all eight.
     staged = 2 * float(times[1]) + 2 * float(times[3]) + 6 * slowest
     assert found["srpfl"]["virtual_time"] == pytest.approx(staged)

@@ -127,7 +127,7 @@ class _Trial:
         s = self.chosen
         common: dict[str, Any] = {"model": self.model, "rounds": s.rounds, "seed": self.seed, "weighting": "clients"}
         if self.steps == "hf-maml":
-            return maml(state, alpha=s.step_size, beta=s.step_size, training=s.passes(s.meta_epochs), **common)
+            return maml(state, alpha=s.step_size, beta=s.step_size, training=s.passes(s.epochs), **common)
         common |= {"step_size": s.step_size}
         if self.steps == "fedavg":
             return fedavg(state, training=s.passes(s.epochs), **common)

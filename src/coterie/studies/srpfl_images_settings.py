@@ -51,9 +51,9 @@ class Settings:
         Hidden units, of the layers after the convolutions where there are any.
     rounds, step_size, batch_size : int, float, int
         Of all methods.
-    epochs, head_epochs, meta_epochs, tune_epochs : int
-        Passes over its images that a client makes in a round: with a representation or a whole model, with a head, and with
-        HF-MAML's model; and before it is judged, where it has no model of its own.
+    epochs, head_epochs, tune_epochs : int
+        Passes over its images that a client makes in a round, with a representation or a whole model, and with a head; and
+        before it is judged, where it has no model of its own.
     first, stage_rounds : int
         n_0 and tau_r: clients of the first stage, and rounds of every stage.
     speeds : {"fixed", "dynamic"}
@@ -81,7 +81,6 @@ class Settings:
     batch_size: int = 10
     epochs: int = 5
     head_epochs: int = 10
-    meta_epochs: int = 1
     tune_epochs: int = 5
     first: int = 5
     stage_rounds: int = 10
@@ -101,7 +100,7 @@ class Settings:
         for method in self.methods:
             one_of("--methods", method, METHODS)
         at_least(1, clients=self.clients, rounds=self.rounds, epochs=self.epochs, head_epochs=self.head_epochs)
-        at_least(1, batch_size=self.batch_size, meta_epochs=self.meta_epochs, tune_epochs=self.tune_epochs)
+        at_least(1, batch_size=self.batch_size, tune_epochs=self.tune_epochs)
         at_least(1, first=self.first, stage_rounds=self.stage_rounds, evaluate_every=self.evaluate_every)
         at_least(1, seeds=self.seeds, jobs=self.jobs)
         at_least(0, communication=self.communication)
