@@ -98,7 +98,7 @@ def test_seeds_are_averaged() -> None:
     first, second, both = (run(replace(one, seed=a, seeds=n)).rows[0] for a, n in ((0, 1), (1, 1), (0, 2)))
     assert both["final_accuracy"] == pytest.approx((first["final_accuracy"] + second["final_accuracy"]) / 2)
     assert both["virtual_time"] == pytest.approx((first["virtual_time"] + second["virtual_time"]) / 2)
-    assert (first["std"], both["seeds"]) == (None, 2)
+    assert (first["std"], both["seeds"], both["time_ratio"]) == (None, 2, 1.0)  # of each seed, not of mean times
     assert both["std"] == pytest.approx(abs(first["final_accuracy"] - second["final_accuracy"]) / 2**0.5)
 
 

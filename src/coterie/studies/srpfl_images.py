@@ -165,7 +165,9 @@ def _row(method: str, curves: Sequence[Curve], reference: Sequence[Curve]) -> di
     there = [_reached(*pair) for pair in zip(curves, targets, strict=True)]
     base = [_reached(*pair) for pair in zip(reference, targets, strict=True)]
     accuracy = [point["accuracy"] for point in last]
-    time, over = _median([p["virtual_time"] for p in there]), _median([p["virtual_time"] for p in base])
+    ratios = [
+        p["virtual_time"] / b["virtual_time"] for p, b in zip(there, base, strict=True)
+    ]  # seeds have other clocks
     return {
         "method": method,
         "final_accuracy": float(np.mean(accuracy)),
@@ -173,8 +175,8 @@ def _row(method: str, curves: Sequence[Curve], reference: Sequence[Curve]) -> di
         "worst_decile": float(np.mean([point["worst_decile"] for point in last])),
         "target": float(np.mean(targets)),
         "rounds_to_target": _median([point["round"] for point in there]),
-        "time_to_target": time,
-        "time_ratio": None if time is None or over is None else time / over,
+        "time_to_target": _median([point["virtual_time"] for point in there]),
+        "time_ratio": _median(ratios),
         "virtual_time": float(np.mean([point["virtual_time"] for point in last])),
         "rounds": last[0]["round"],
         "seeds": len(curves),
