@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture
+from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, own_scale
 from coterie.errors import ConfigError
 from coterie.models.families import Family, expect, gradient_step, shares
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
@@ -86,10 +86,10 @@ def em(
     if gradient and sharing not in ("local", "pooled"):
         raise ConfigError(f"'{sharing}' has exact M-steps", "leave gradient out")
     if state is None:
-        state = yield from begin(family, n_components, start, seed)
+        state = yield from begin(family, n_components, start, seed, own_metric=sharing == "local")
     while state.round < rounds and not state.settled:
         if not state.count:
-            state = yield from begin(family, n_components, start, seed, state.round + 1)
+            state = yield from begin(family, n_components, start, seed, state.round + 1, own_metric=sharing == "local")
             continue
         got = yield _ask(state, family_after, n_components, sharing, gradient, c_eta, borrow)
         state = replace(state, round=state.round + 1)
@@ -104,9 +104,11 @@ def em(
     return state
 
 
-def begin(family: Family, n_components: int, start: MixtureStart, seed: int, round_: int = 0) -> Run:
+def begin(
+    family: Family, n_components: int, start: MixtureStart, seed: int, round_: int = 0, *, own_metric: bool = False
+) -> Run:
     """Start, and save.  -> State, with count 0 if nobody answered"""
-    found: Started | None = yield from aligned_start(family, n_components, start, seed)
+    found: Started | None = yield from aligned_start(family, n_components, start, seed, own_metric=own_metric)
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     zero = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
     state = State(zero, equal, equal, family.unit_scale(), round=round_)
@@ -218,6 +220,8 @@ def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
         reply |= {"step": tilde * present[:, None, None], "answers": present[None].to(torch.float64)}
     kept |= {"tilde": tilde, "begun": private["begun"] | present}
     if sharing == "local":
-        own = family.scale_of(family.scatter(theta, gamma, data), data.n.to(torch.float64).expand(len(gamma), -1))
-        kept |= {"own_scale": own, "has_scale": present.expand(len(gamma), -1)}
+        kept |= {
+            "own_scale": own_scale(family, family.scatter(theta, gamma, data), data),
+            "has_scale": present.expand(len(gamma), -1),
+        }
     return reply, kept

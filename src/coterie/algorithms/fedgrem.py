@@ -36,6 +36,7 @@ __all__ = ["State", "central_update", "estimates", "fedgrem", "gradient_em", "sc
 Run = Generator[Ask | Save, Replies | None, Any]
 
 _PARTING = 0.8  # what a round leaves of the penalty that clients begin with
+_RETURN = 0.5  # share of the limit of outlier scores below which one that was left alone is drawn to the centre again
 _STEADY = 0.01  # relative change of the penalty in a round below which estimates may count as settled
 _HUGE = 1e100  # squares of what is sent, summed up, still fit
 
@@ -273,7 +274,8 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         "loss": -likelihood,
     }
     first = torch.where(private["begun"][..., None], private["first_weights"], new)
-    begun, alone = private["begun"] | present, private["alone"] | (score > shared["reject"][:, None])
+    far = shared["reject"][:, None] * torch.where(private["alone"], _RETURN, 1.0)
+    begun, alone = private["begun"] | present, score > far
     return reply, {
         "tilde": tilde,
         "weights": new,
