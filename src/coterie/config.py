@@ -96,14 +96,11 @@ class TrainingOptions(_Options):
 
 
 class ClusterOptions(_Options):
-    """What the methods with clusters need. `n_clusters` None: moment descent estimates it, IFCA takes 2.
-
-    `average_over` None: a model is averaged over its cluster by IFCA, over everyone by moment descent.
-    """
+    """What the methods with clusters need. `n_clusters` None: moment descent estimates it, IFCA takes 2."""
 
     n_clusters: int | None = Field(None, ge=1)
     averaging: Literal["model", "gradient"] = "model"
-    average_over: Literal["cluster", "everyone"] | None = None
+    average_over: Literal["cluster", "everyone"] = "cluster"
     init: Literal["random", "balanced", "spread", "warm"] = "spread"
     n_init: int = Field(1, ge=1)
     candidates: int = Field(5, ge=1)
