@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.fedgrem import State, _batch, central_update, estimates, fedgrem, scores, shrunk
+from coterie.algorithms.fedgrem import State, _batch, central_update, estimates, fedgrem, gradient_em, scores, shrunk
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.mixtures import PlantedMixture, matched, planted_mixture
 from coterie.data.ragged import Ragged
@@ -419,6 +419,25 @@ def test_who_is_rejected_is_left_alone_once_penalties_are_steady() -> None:
     early, _, engine = run_one(program(Gaussian(2), rounds=3, reject=3.5), ragged(xs, None))
     assert not engine.worker.private[0]["alone"].any()
     assert float(scores(early)[5]) > 3.5
+
+
+def test_who_was_left_alone_returns_at_half_the_limit() -> None:
+    data = one_block(ragged([x[:20] for x in blobs([40] * 6, spread=0.1)], None))
+    equal, far = torch.full((1, 6, 2), 0.5, dtype=torch.float64), torch.tensor([[4.0, 0.0], [-4.0, 0.0]]).double()
+    private = {
+        "tilde": far.expand(1, 6, 2, 2), "weights": equal, "first_weights": equal, "along": torch.zeros(1, 6, 2, 2).double(),
+        "begun": torch.ones(1, 6, dtype=torch.bool), "alone": (torch.arange(6) % 2 == 1)[None],
+    }  # fmt: skip
+    shared = {
+        "family": Gaussian(2), "scale": torch.eye(2).double()[None], "centre": torch.zeros(1, 2, 2).double(),
+        "mean_weights": equal[:, 0], "lam": torch.zeros(1).double(), "share_weights": torch.zeros(1).double(),
+        "c_eta": torch.full((1,), 0.95).double(), "reject": torch.full((1,), 3.5).double(), "batch_size": None,
+        "clip": math.inf,
+    }  # fmt: skip
+    # Components are 4 from the centre: scores 4 / spread. Odd clients have been left alone, even ones have not.
+    for score, alone in ((1.7, [False, False]), (1.8, [False, True]), (3.4, [False, True]), (3.6, [True, True])):
+        _, kept = gradient_em(shared | {"usual": torch.tensor([[0.0, 4.0 / score]]).double()}, {}, private, data)
+        assert kept["alone"].tolist() == [3 * alone], score
 
 
 def test_the_common_covariance_is_not_the_outliers() -> None:

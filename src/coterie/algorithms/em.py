@@ -130,8 +130,7 @@ def _ask(
         fold |= {"step": Sum(), "answers": Sum()}
     if sharing != "local":
         fold["scatter"] = Sum()
-    fresh = fresh_mixture(n_components, family)
-    fresh |= {"own_scale": family.unit_scale(), "has_scale": torch.tensor(False)} if sharing == "local" else {}
+    fresh = fresh_mixture(n_components, family, own_metric=sharing == "local")
     shared = {
         "family": family, "theta": state.theta, "weights": state.weights, "scale": state.scale,
         "count": torch.tensor(state.count, dtype=torch.float64), "sharing": sharing, "gradient": gradient,

@@ -65,14 +65,15 @@ class Started:
     weights: Tensor  # [R] proportions over all rows
 
 
-def fresh_mixture(n_components: int, family: Family) -> Tensors:
+def fresh_mixture(n_components: int, family: Family, *, own_metric: bool = False) -> Tensors:
     """Private state of a client that missed the start: it begins at the centre, with equal weights."""
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     theta = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
-    return {
+    fresh = {
         "tilde": theta, "weights": equal, "first_weights": equal, "along": theta,
         "begun": torch.tensor(False), "alone": torch.tensor(False),
     }  # fmt: skip
+    return fresh | ({"own_scale": family.unit_scale(), "has_scale": torch.tensor(False)} if own_metric else {})
 
 
 def aligned_start(
@@ -82,9 +83,9 @@ def aligned_start(
 
     With `own_metric`, a client fits in the metric of its own rows, and hears nothing of the others'.
     """
-    fresh = fresh_mixture(n_components, family)
     scale, found = family.unit_scale(), None
     own_metric = own_metric and family.has_scale
+    fresh = fresh_mixture(n_components, family, own_metric=own_metric)
     for attempt in range(_ATTEMPTS if family.has_scale and not own_metric else 1):
         rough = family.has_scale and attempt == 0 and not own_metric  # the scale is not known at all
         got = yield Ask(
@@ -153,8 +154,10 @@ def fit_locally(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
         weights, theta = shares(gamma, data), family.maximise(theta, gamma, data)
     present = data.n > 0
     weights = torch.where(present[:, None], weights, 1.0 / theta.shape[2])
-    theta, weights = (value.expand(runs, *value.shape[1:]) for value in (theta, weights))
-    kept = {"tilde": theta, "weights": weights, "first_weights": weights, "begun": present.expand(runs, -1)}
+    theta, weights, scale = (value.expand(runs, *value.shape[1:]) for value in (theta, weights, scale))
+    begun = present.expand(runs, -1)
+    kept = {"tilde": theta, "weights": weights, "first_weights": weights, "begun": begun}
+    kept |= {"own_scale": scale, "has_scale": begun} if shared["own_metric"] else {}
     return {"theta": theta, "n": data.n[None]}, {**private, **kept}
 
 
