@@ -158,7 +158,9 @@ def fit_methods(
             )  # fmt: skip
             programs[name] = _fedgrem(how, n_components, choice.value)
         elif name == "fedgrem-paper":
-            programs[name] = _fedgrem(replace(how, reject=math.inf, options={"together": 0.0}), n_components, 2.0)
+            programs[name] = _fedgrem(
+                replace(how, reject=math.inf, options={"together": 0.0, "robust": math.inf}), n_components, 2.0
+            )
         else:
             programs[name] = _baseline(how, n_components, name)
     engine = InProcess(rows)

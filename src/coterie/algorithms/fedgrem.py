@@ -68,6 +68,7 @@ def fedgrem(
     c_eta: float = 0.95,
     kappa: float = 0.1,
     together: float = 8.0,
+    robust: float = 2.0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     share_weights: float = 0.0,
     reject: float = math.inf,
@@ -93,6 +94,9 @@ def fedgrem(
         Of lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), lambda_0 = 1; with C = 0 all lambdas are 0.
     together : float
         Clients begin together: C of a further penalty, which shrinks by a fifth in every round; 0 is the paper's.
+    robust : float
+        Largest C that the centre is computed with. A larger one averages, and bad clients that go unnoticed would count in
+        full; infinity is the paper's.
     start : MixtureStart
         Local EM and alignment.
     share_weights : float
@@ -138,7 +142,7 @@ def fedgrem(
         before = state
         state = _remembered(state, got.ids, got["estimate"], got["n"], got["away"])
         part = (state.n > 0) & (scores(state) <= reject)
-        state = _updated(state, got, family, lam, pull, part)
+        state = _updated(state, got, family, lam, pull, part, robust * _root(state, family) / (1 - kappa))
         change = _change(before, state, family, part)
         state = replace(state, settled=bool(tol) and steady and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
@@ -165,11 +169,16 @@ def _begin(family: Family, n_components: int, start: MixtureStart, seed: int, ro
     return state
 
 
+def _root(state: State, family: Family) -> float:
+    """sqrt(P + log M)"""
+    return math.sqrt(family.n_parameters + math.log(max(int((state.n > 0).sum()), 1)))
+
+
 def _next_lambda(state: State, family: Family, c_lambda: float, kappa: float, together: float) -> tuple[float, float]:
     """lambda_t = kappa lambda_(t-1) + C sqrt(P + log M); and with what draws clients together at first."""
     if c_lambda == 0:
         return 0.0, 0.0
-    root = math.sqrt(family.n_parameters + math.log(max(int((state.n > 0).sum()), 1)))
+    root = _root(state, family)
     lam = kappa * state.lam + c_lambda * root
     return lam, lam + together * _PARTING**state.round * root
 
@@ -193,12 +202,14 @@ def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
     return both
 
 
-def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor) -> State:
-    """The central update of those who have a part in it [M], and the common scale."""
+def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor, most: float) -> State:
+    """The central update of those who have a part in it [M], its penalty at most `most`, and the common scale."""
     tilde = state.tilde[part]
     if pull:
         at = family.coordinates(tilde, state.scale)
-        weight = central_weights(at, state.n[part], pull, family.coordinates(state.centre, state.scale))  # [M, R]
+        weight = central_weights(
+            at, state.n[part], min(pull, most), family.coordinates(state.centre, state.scale)
+        )  # [M, R]
         centre = (weight[..., None] * tilde).sum(0)
     else:  # nobody is drawn to it, and any will do
         centre = tilde.median(0).values
