@@ -15,6 +15,7 @@ from coterie.data.check import Findings
 from coterie.engines.in_process import Round
 from coterie.fitting import Fitted, Watch
 from coterie.mixture_run import FittedMixture
+from coterie.report.numbers import decimals_for
 
 __all__ = ["complain", "err", "out", "progress", "show", "show_findings", "show_mixture", "warn"]
 
@@ -29,14 +30,14 @@ Cells = list[tuple[float | None, str]]  # value and format
 def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     """Show how models do, beside baselines."""
     accuracy = fitted.metric == "accuracy"
-    form = ".1%" if accuracy else ".4g"
-    scale = float(fitted.scaling.y_scale)
+    form = ".1%" if accuracy else None
+    scale, scores = float(fitted.scaling.y_scale), fitted.scores
     columns: dict[str, Cells] = {
-        "training rows": [(s.train, form) for s in fitted.scores],
-        "held-out rows": [(s.test, form) for s in fitted.scores],
-        "in std. dev.": [(None if accuracy or s.test is None else s.test / scale, form) for s in fitted.scores],
-        "R²": [(s.test_r2, ".3f") for s in fitted.scores],
-        "new clients": [(s.new_clients, form) for s in fitted.scores],
+        "training rows": _cells([s.train for s in scores], form),
+        "held-out rows": _cells([s.test for s in scores], form),
+        "in std. dev.": _cells([None if accuracy or s.test is None else s.test / scale for s in scores]),
+        "R²": _cells([s.test_r2 for s in scores], ".3f"),
+        "new clients": _cells([s.new_clients for s in scores], form),
     }
     out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
     out.print(_score_table(fitted.scores, columns), soft_wrap=False)
@@ -53,11 +54,11 @@ def show_mixture(fitted: FittedMixture) -> None:
     """Show how mixtures do, beside baselines, and what was chosen."""
     fit, scores = fitted.mixtures.fit, fitted.scores
     columns: dict[str, Cells] = {
-        "training rows": [(s.train, ".4f") for s in scores],
-        "held-out rows": [(s.test, ".4f") for s in scores],
-        "R²": [(s.test_r2, ".3f") for s in scores],
-        "RMSE": [(s.test_rmse, ".4g") for s in scores],
-        "new clients": [(s.new_clients, ".4f") for s in scores],
+        "training rows": _cells([s.train for s in scores], ".4f"),
+        "held-out rows": _cells([s.test for s in scores], ".4f"),
+        "R²": _cells([s.test_r2 for s in scores], ".3f"),
+        "RMSE": _cells([s.test_rmse for s in scores]),
+        "new clients": _cells([s.new_clients for s in scores], ".4f"),
     }
     out.print(f"mean log-likelihood of a row, seed {fitted.options.seed}")
     out.print(_score_table(scores, columns), soft_wrap=False)
@@ -67,6 +68,12 @@ def show_mixture(fitted: FittedMixture) -> None:
     how = "as given" if fit.choice is None else _CHOSEN["held-out"]
     means = {0.0: " (every client alone)", math.inf: " (common components)"}.get(fit.c_lambda or 0.0, "")
     out.print(f"C_lambda {fit.c_lambda:g}{means}: {how}")
+
+
+def _cells(values: Sequence[float | None], form: str | None = None) -> Cells:
+    """Values of one column; by default with as many decimals as give the typical one four digits."""
+    form = form or f".{decimals_for(values, 4, most=9)}f"
+    return [(value, form) for value in values]
 
 
 def _score_table(scores: Sequence[Score], columns: Mapping[str, Cells]) -> Table:
