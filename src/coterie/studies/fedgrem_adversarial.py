@@ -65,7 +65,7 @@ class Settings:
     methods: tuple[str, ...] = ("fedgrem",)
     reps: int = 10
     rounds: int = 200
-    tol: float = 1e-4
+    tol: float = 1e-3
     seed: int = 0
     jobs: int | None = None
 

@@ -69,7 +69,7 @@ class Settings:
     rows: int | None = None
     reps: int = 5
     rounds: int = 200
-    tol: float = 1e-4
+    tol: float = 1e-3
     seed: int = 0
     jobs: int | None = None
 
