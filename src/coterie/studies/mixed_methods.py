@@ -5,8 +5,8 @@ Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", N
 then its Phase 2 by FedAvg and by FedProx, IFCA from a random and a spread start, one-shot clustering, one model for all, and
 the oracle (Phase 2 from the planted models) advance in lockstep. As in the paper, IFCA is Phase 2 from another start; random
 starts are drawn as the planted models are; clients count by their rows. IFCA is not helped by reseeding. Models are averaged
-over their clusters; with the paper's average over everyone (Lemma 1), on request, a model moves by its cluster's share of the
-rows, all are slower, and IFCA stays on a floor more often.
+over their clusters; with the paper's average over everyone (Lemma 1), on request, a model moves by its cluster's share of
+the rows, all are slower, and IFCA stays on a floor more often.
 
 Step sizes, which the paper does not give: 0.045 for all that take gradient steps (the loss is the mean of r^2, so 1 / 0.045
 = 22 is the largest eigenvalue of a client for which steps are stable, and about the largest there is with 10 rows and 100
