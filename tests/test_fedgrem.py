@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,25 @@ def test_c_lambda_infinity_makes_components_common() -> None:
     assert torch.equal(found, state.centre.expand(3, -1, -1))
     n = torch.tensor([20.0, 30.0, 25.0], dtype=torch.float64)[:, None, None]
     torch.testing.assert_close(state.centre, (n * state.tilde).sum(0) / 75)
+
+
+def test_the_centre_is_robust_however_strongly_clients_are_drawn_to_it() -> None:
+    xs, n = blobs([40] * 7), torch.full((7,), 40)
+    xs[6] = xs[6] + 3  # off, and nobody is rejected here
+    most = 2.0 * math.sqrt(2 + math.log(7)) / (1 - 0.1)  # what C = 2 comes to
+    _, states, engine = begun(Gaussian(2), ragged(xs, None), rounds=3, c_lambda=math.inf)
+    for before, after in pairwise(states):
+        assert after.pull == math.inf
+        torch.testing.assert_close(after.centre, central_update(after.tilde, n, most, before.centre))
+    assert not torch.allclose(states[-1].centre, states[-1].tilde.mean(0), atol=0.02)
+    found = estimates(states[-1], Gaussian(2), engine.worker.private[0], n)
+    assert torch.equal(found, states[-1].centre.expand(7, -1, -1))  # common all the same
+    _, states, _ = begun(Gaussian(2), ragged(xs, None), rounds=1, c_lambda=math.inf, robust=math.inf)
+    torch.testing.assert_close(states[-1].centre, states[-1].tilde.mean(0))  # the paper's
+    _, states, _ = begun(Gaussian(2), ragged(xs, None), rounds=2, c_lambda=0.5, together=0.0)
+    torch.testing.assert_close(
+        states[2].centre, central_update(states[2].tilde, n, states[2].lam, states[1].centre)
+    )  # a smaller C is the centre's too
 
 
 def test_shared_weights_are_drawn_to_their_mean() -> None:

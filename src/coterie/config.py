@@ -146,7 +146,7 @@ class MixtureOptions(_Options):
     """What FedGrEM needs. `n_components` and `c_lambda` None: chosen on held-out rows.
 
     `c_lambda` 0 leaves every client alone, "common" gives all the same components. `reject` is the outlier score above which
-    a client has no part in the centre; "nobody" is rejected in the paper.
+    a client has no part in the centre and is left alone; "nobody" is rejected in the paper.
     """
 
     n_components: int | None = Field(None, ge=1)

@@ -50,7 +50,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
     c_eta, kappa, together : float
         Of the step size, and of the penalty's schedule: see `coterie.algorithms.fedgrem`.
     reject : float or "nobody"
-        Outlier score above which a client has no part in the centre.
+        Outlier score above which a client has no part in the centre and is left alone.
     share_weights : float
         How strongly proportions are drawn together; 0 leaves them to every client.
     batch_size : int, optional
