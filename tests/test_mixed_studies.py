@@ -150,7 +150,7 @@ def test_settings_are_those_of_appendix_c():
         assert planted.rows.n_clients == n_clients
         assert int(planted.rows.counts.sum()) == 10000
         assert planted.theta.shape == (3, 100)
-        assert (chosen.problem.noise, chosen.how.rounds, chosen.how.iterations) == (0.2, 400, 5)
+        assert (chosen.problem.noise, chosen.how.rounds, chosen.how.iterations) == (0.2, 200, 5)
     assert mixed_regression.SETTINGS["c3"].shares == (0.2, 0.3, 0.5)
 
 
