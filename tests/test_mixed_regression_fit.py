@@ -147,8 +147,7 @@ def test_a_model_moves_by_its_clusters_share_or_by_all_of_it() -> None:
     [
         ("training.exact=true", "training.proximal=0.5"), ("clusters.soft=true",), ("clusters.averaging=gradient",),
         ("moments.subspace=orthogonal",), ("moments.estimator=halves",), ("moments.noise=0.1",),
-        ("model.intercept=false",), ("data.standardise=false", "clusters.n_clusters=3"),
-        ("moments.delta=0.5",),
+        ("model.intercept=false",), ("data.standardise=false",), ("moments.delta=0.5",),
     ],
 )  # fmt: skip
 def test_variants_find_the_groups_too(words: tuple[str, ...]) -> None:
