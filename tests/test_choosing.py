@@ -21,7 +21,7 @@ def test_the_smallest_number_within_one_standard_error_of_the_best_wins() -> Non
 
 def test_a_candidate_that_diverged_is_never_chosen() -> None:
     good = torch.ones(5, dtype=torch.float64)
-    assert _simplest(torch.stack([torch.full_like(good, torch.nan), good])) == 1
+    assert _simplest(torch.stack([torch.full_like(good, torch.nan), good]), 1.0) == 1
 
 
 def _people(slopes: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
