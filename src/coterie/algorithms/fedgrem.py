@@ -10,8 +10,8 @@ the soft-thresholded difference. So the server sends the centre and lambda only,
 Departures: the central update is solved until it converges (the authors' loop stops after one step); sample sizes may
 differ; a step is never longer than C_eta of the best one where the objective bends most, by power iteration (the paper's
 C_eta / w0 diverges when a component grows); the centre is computed with C = 2 at most, so that it stays robust where
-parameters are common; a scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients
-that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
+parameters are common; a scale that components share (a covariance, a noise variance) may be estimated, from sums over the
+clients that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
 parameters); clients begin together and part as far as C lets them, since the optima that few rows lead to are often bad (the
 paper begins with lambda_0 = 1, and kappa = 0.1 forgets it at once); clients that were heard once take part in the central
 update with what they sent last; outliers may be left out of it, and alone.
