@@ -23,7 +23,7 @@ from coterie.errors import ConfigError
 from coterie.models.families import Family, expect, gradient_step, shares
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
-__all__ = ["Sharing", "State", "begin", "em", "em_step", "own_parameters"]
+__all__ = ["Sharing", "State", "begin", "em", "em_step", "own_parameters", "typical_length"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 Sharing = Literal["local", "pooled", "fedem", "tgmm"]
@@ -78,7 +78,8 @@ def em(
     fitted : Family, optional
         The family after the start, where it is another one.
     tol : float
-        Stop when parameters move by no more than this, on average over rows; 0 never stops early.
+        Stop when parameters move by no more than this, relative to components' lengths and on average over rows; 0 never
+        stops early.
     """
     family_after = fitted or family
     if not family_after.has_moments and sharing in ("pooled", "fedem"):
@@ -98,10 +99,16 @@ def em(
             continue
         before, state = state, _updated(state, got, family_after, sharing, gradient, c_eta)
         common = family_after.coordinates(state.theta - before.theta, state.scale).norm(dim=-1).max()
-        change = float(got["moved"] if sharing in ("local", "tgmm") else common.clamp(max=1e150))
+        moved = got["moved"] if sharing in ("local", "tgmm") else common.clamp(max=1e150)
+        change = float(moved) / typical_length(state.theta / max(state.count, 1.0), state.scale, family_after)
         state = replace(state, settled=bool(tol) and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
+
+
+def typical_length(theta: Tensor, scale: Tensor, family: Family) -> float:
+    """Mean length of the components, in units of the scale; at least 1."""
+    return float(family.coordinates(theta, scale).norm(dim=-1).mean().clamp(min=1.0, max=1e150))
 
 
 def begin(
