@@ -22,7 +22,7 @@ from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.config import options
 from coterie.data.readers import from_arrays
 from coterie.errors import ConfigError, DataError
-from coterie.mixture_fit import fit_mixture
+from coterie.mixture.fit import fit_mixture
 from planted import planted
 from planted_mixtures import clusters, lines
 
@@ -77,7 +77,7 @@ def test_defaults_are_those_of_the_algorithm() -> None:
     chosen, (fitted, algorithm) = options().mixture, map(inspect.signature, (fit_mixture, fedgrem))
     said = {"clip": math.inf if chosen.clip is None else chosen.clip}  # where options have another word
     names = {name for name in type(chosen).model_fields if name in algorithm.parameters}
-    assert {"c_eta", "kappa", "together", "share_weights", "batch_size", "clip"} <= names
+    assert {"c_eta", "kappa", "together", "robust", "share_weights", "batch_size", "clip"} <= names
     for name in names - set(fitted.parameters):
         assert algorithm.parameters[name].default == said.get(name, getattr(chosen, name)), name
     for name in ("rounds", "tol", "reject"):

@@ -15,8 +15,8 @@ from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays
 from coterie.errors import ConfigError, CoterieError, DataError
-from coterie.mixture_run import FittedMixture, check_mixture, fit_clients
-from coterie.mixture_scores import MixtureScore
+from coterie.mixture.run import FittedMixture, check_mixture, fit_clients
+from coterie.mixture.scores import MixtureScore
 from coterie.models.mixtures import Gaussian, Regression
 from helpers import KilledError
 from planted import planted

@@ -162,6 +162,7 @@ class MixtureOptions(_Options):
     c_eta: float = Field(0.95, gt=0, le=1)
     kappa: float = Field(0.1, ge=0, lt=1)
     together: float = Field(8.0, ge=0)
+    robust: Annotated[float | Literal["off"], _or_endless("off")] = 2.0
     reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
     share_weights: float = Field(0.0, ge=0)
     batch_size: int | None = Field(None, ge=1)

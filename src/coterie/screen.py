@@ -14,7 +14,7 @@ from coterie.baselines import Score
 from coterie.data.check import Findings
 from coterie.engines.in_process import Round
 from coterie.fitting import Fitted, Watch
-from coterie.mixture_run import FittedMixture
+from coterie.mixture.run import FittedMixture
 from coterie.report.numbers import decimals_for
 
 __all__ = ["complain", "err", "out", "progress", "show", "show_findings", "show_mixture", "warn"]

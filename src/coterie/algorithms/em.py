@@ -20,10 +20,10 @@ from torch import Tensor
 
 from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, own_scale
 from coterie.errors import ConfigError
-from coterie.models.families import Family, expect, gradient_step, shares
+from coterie.models.families import Family, expect, gradient_step, shares, typical_length
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
-__all__ = ["Sharing", "State", "begin", "em", "em_step", "own_parameters", "typical_length"]
+__all__ = ["Sharing", "State", "begin", "em", "em_step", "own_parameters"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 Sharing = Literal["local", "pooled", "fedem", "tgmm"]
@@ -104,11 +104,6 @@ def em(
         state = replace(state, settled=bool(tol) and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
-
-
-def typical_length(theta: Tensor, scale: Tensor, family: Family) -> float:
-    """Mean length of the components, in units of the scale; at least 1."""
-    return float(family.coordinates(theta, scale).norm(dim=-1).mean().clamp(min=1.0, max=1e150))
 
 
 def begin(

@@ -20,7 +20,7 @@ from coterie import keys
 from coterie.algorithms import em as plain
 from coterie.algorithms.mixture_starts import MixtureStart, fresh_mixture
 from coterie.errors import ConfigError
-from coterie.models.families import Family, expect, shares
+from coterie.models.families import Family, expect, shares, typical_length
 from coterie.models.mixtures import Gaussian, Regression
 from coterie.protocol import Ask, Block, Fold, Replies, Save, Sum, Tensors, WeightedMean
 
@@ -91,7 +91,7 @@ def fedgmm(
             continue
         before, state = state, _updated(state, got, family)
         moved = float(family.coordinates(state.theta - before.theta, state.scale).norm(dim=-1).max())
-        change = moved / plain.typical_length(state.theta, state.scale, family)
+        change = moved / typical_length(state.theta, state.scale, family)
         state = replace(state, settled=bool(tol) and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state

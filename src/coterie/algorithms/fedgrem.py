@@ -29,7 +29,7 @@ from coterie import keys
 from coterie.algorithms.central import central_update, central_weights, shrunk
 from coterie.algorithms.mixture_starts import NEAR, MixtureStart, Started, aligned_start, fresh_mixture
 from coterie.algorithms.outliers import chance, outlier_scores, scored, usual
-from coterie.models.families import Family, expect, gradient_step, shares
+from coterie.models.families import Family, expect, gradient_step, shares, typical_length
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
 
 __all__ = ["State", "central_update", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
@@ -246,8 +246,9 @@ def _change(before: State, after: State, family: Family, part: Tensor) -> float:
     """Largest move of an estimate that has a part in the centre, relative to the centres' typical length."""
     both = (before.n > 0) & part[: len(before.n)]
     moved = family.coordinates(after.tilde[: len(before.n)] - before.tilde, after.scale).norm(dim=-1)[both]
-    size = family.coordinates(after.centre, after.scale).norm(dim=-1).mean().clamp(min=1.0, max=1e150)
-    return float(moved.max().clamp(max=1e150) / size) if moved.numel() else 1e150
+    if not moved.numel():
+        return 1e150
+    return float(moved.max().clamp(max=1e150)) / typical_length(after.centre, after.scale, family)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
@@ -288,14 +289,8 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
     first = torch.where(private["begun"][..., None], private["first_weights"], new)
     far = shared["reject"][:, None] * torch.where(private["alone"], _RETURN, 1.0)
     begun, alone = private["begun"] | present, score > far
-    return reply, {
-        "tilde": tilde,
-        "weights": new,
-        "first_weights": first,
-        "along": along,
-        "begun": begun,
-        "alone": alone,
-    }
+    kept = {"tilde": tilde, "weights": new, "first_weights": first, "along": along, "begun": begun, "alone": alone}
+    return reply, kept
 
 
 def _on_batches(shared: dict[str, Any], private: Tensors, data: Block) -> tuple[Tensors, Tensors]:

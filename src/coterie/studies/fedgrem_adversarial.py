@@ -19,7 +19,7 @@ from coterie.data.contamination import KINDS, Contamination, drawn_clients, spoi
 from coterie.data.mixtures import CENTRES, Kind, matched, planted_mixture
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
-from coterie.mixture_fit import MixtureFit, fit_methods
+from coterie.mixture.fit import MixtureFit, fit_methods
 from coterie.models.mixtures import Family, Gaussian
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
 from coterie.studies.fedgrem_real import TEST_SHARE, standardised

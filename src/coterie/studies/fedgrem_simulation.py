@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from coterie.data.mixtures import CENTRES, Kind, Outliers, matched, planted_mixture
-from coterie.mixture_fit import fit_methods
+from coterie.mixture.fit import fit_methods
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
 from coterie.studies.mixture_common import METHODS, mean_and_error

@@ -16,9 +16,9 @@ from coterie.algorithms.preparation import Scaling
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors, to_record
 from coterie.errors import RunError
-from coterie.mixture_model import Mixtures, Typical
-from coterie.mixture_results import OUTLIER, Choice, MixtureFit
-from coterie.mixture_run import FittedMixture
+from coterie.mixture.model import Mixtures, Typical
+from coterie.mixture.results import OUTLIER, Choice, MixtureFit
+from coterie.mixture.run import FittedMixture
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.run_tables import Contents, events, rounds_table
 

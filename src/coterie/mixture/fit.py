@@ -19,7 +19,7 @@ from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess, Program
 from coterie.errors import ConfigError
-from coterie.mixture_results import (
+from coterie.mixture.results import (
     EM_METHODS,
     OUTLIER,
     Choice,
