@@ -450,6 +450,20 @@ def test_a_terminal_sees_progress_and_no_colour_when_asked(data: Path, tmp_path:
     assert "\x1b" not in printed
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([10.0, 10.26, None], ["10.00", "10.26", None]),  # not 10 beside 10.26
+        ([0.9755, 3.3664, 0.9144], ["0.9755", "3.3664", "0.9144"]),
+        ([1234.56, 98765.4], ["1235", "98765"]),
+        ([0.0, 0.000012345], ["0.00000000", "0.00001234"]),
+    ],
+)
+def test_scores_of_a_column_have_the_same_decimals(values: list[float | None], shown: list[str | None]) -> None:
+    cells = screen._cells(values)
+    assert [None if value is None else format(value, how) for value, how in cells] == shown
+
+
 def test_a_terminal_sees_both_phases_of_moment_descent() -> None:
     said = [
         screen._said(info)

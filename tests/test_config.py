@@ -38,7 +38,7 @@ def test_nothing_said_gives_the_documented_defaults() -> None:
     assert (made.training.rounds, made.training.step_size, made.training.local_steps) == (100, None, 10)
     assert (made.data.missing, made.data.test_size, made.data.standardise) == ("error", 0.2, True)
     assert (made.n_clusters, made.clusters.init, made.clusters.n_init) == (2, "spread", 1)
-    assert (made.model.degree, made.training.exact, made.clusters.average_over) == (1, False, None)
+    assert (made.model.degree, made.training.exact, made.clusters.average_over) == (1, False, "cluster")
 
 
 def test_the_number_of_clusters_is_two_for_ifca_and_open_for_moment_descent() -> None:

@@ -25,12 +25,14 @@ import torch
 from pydantic import BaseModel
 
 from coterie.algorithms import em, fedavg, fedgmm, fedgrem, ifca, one_shot, preparation
+from coterie.algorithms.serving import adopt_ask, spread_ask
 from coterie.algorithms.starts import Start
 from coterie.config import FitOptions
 from coterie.engines.in_process import InProcess
 from coterie.fitting import Score
 from coterie.models import linear_regression, mlp
 from coterie.models.mixtures import Family, Gaussian, Regression
+from coterie.protocol import Ask, Save
 from helpers import ragged
 
 with warnings.catch_warnings():  # typer uses what click will remove
@@ -330,17 +332,23 @@ def test_privacy_page_has_the_sizes_of_the_starts() -> None:
 def test_privacy_page_has_the_sizes_of_mixtures(family: Family, parameters: int, of_scale: int, of_m_step: int) -> None:
     r, p, v, q, d = 2, parameters, of_scale, of_m_step, 3
     how: dict[str, Any] = {"family": family, "n_components": r, "seed": 0}
-    start = (1 + family.has_scale) * (8 * r * p + 8 + 8 * v + 8 + 8 * r)
+    once = 8 * r * p + 8 + 8 * v + 8 + 8 * r
+    start = (1 + family.has_scale) * once
     assert bytes_up(partial(fedgrem.fedgrem, rounds=0, **how)) == start
     assert bytes_up(partial(fedgrem.fedgrem, rounds=1, **how)) - start == 8 * r * p + 16 + 8 * v + 8 + 8 * r + 8
     alone = 24 + 8 * r
     rounds = {"local": alone, "fedem": 8 * r * q + 8 * v + alone, "tgmm": 8 * r * p + 8 + 8 * v + alone}
     for sharing, size in (rounds | {"pooled": rounds["fedem"]}).items():
-        assert bytes_up(partial(em.em, rounds=1, sharing=sharing, **how)) - start == size
+        begun = once if sharing == "local" else start  # in its own metric
+        assert bytes_up(partial(em.em, rounds=1, sharing=sharing, **how)) - begun == size
     if isinstance(family, Regression):
         described = 8 * (d + 1) + 8 * d * d
-        once = 8 * r * q + 8 * v + 24 * (d + 1) + 8 * d * d + 16
-        assert bytes_up(partial(fedgmm.fedgmm, rounds=1, **how)) - start == described + once
+        joint = 8 * r * q + 8 * v + 24 * (d + 1) + 8 * d * d + 16
+        assert bytes_up(partial(fedgmm.fedgmm, rounds=1, **how)) - start == described + joint
+    theta, weights, scale = torch.zeros(8, r, p).double(), torch.full((8, r), 1 / r).double(), family.unit_scale()
+    spread = spread_ask(family, theta[0], theta, weights, scale[None], torch.ones(8, dtype=torch.bool))
+    assert bytes_up(partial(asking, spread)) == 8 * v + 8
+    assert bytes_up(partial(asking, adopt_ask(family, theta[0], weights[0], scale))) == 8 * r + 24
 
 
 def test_privacy_page_has_the_sizes_of_one_shot_clustering() -> None:
@@ -348,6 +356,12 @@ def test_privacy_page_has_the_sizes_of_one_shot_clustering() -> None:
     p = model.n_parameters
     program = partial(one_shot.one_shot, model=model, n_clusters=k, rounds=1, step_size=0.1, seed=0)
     assert bytes_up(program) == 8 * p + 8 + 8 * p + 8 * k + 8 * k + 16
+
+
+def asking(ask: Ask, state: None) -> Any:
+    """Ask once."""
+    yield ask
+    yield Save(None, {})
 
 
 def bytes_up(program: Any, dtype: torch.dtype = torch.float64, *, per_client: bool = True) -> int:

@@ -65,7 +65,7 @@ def test_constructor_stores_every_parameter_as_it_is_and_nothing_else(kind: type
 def test_defaults_are_those_of_the_options(kind: type) -> None:
     # What options leave open (None) is up to the method, and the constructor says what that is.
     made, plain = kind()._options(), options({"method": kind.method, "baselines": False})
-    filled = {"n_clusters", "weighting", "average_over"}
+    filled = {"n_clusters", "weighting"}
     for group in ("data", "model", "training", "clusters", "moments"):
         own, default = (getattr(one, group).model_dump() for one in (made, plain))
         assert {name: value for name, value in own.items() if value != default[name]}.keys() <= filled, group

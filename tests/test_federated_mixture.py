@@ -17,9 +17,12 @@ from sklearn.mixture import GaussianMixture
 from sklearn.utils.validation import check_is_fitted
 
 from coterie import FederatedMixture
+from coterie.algorithms.fedgrem import fedgrem
+from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.config import options
 from coterie.data.readers import from_arrays
 from coterie.errors import ConfigError, DataError
+from coterie.mixture.fit import fit_mixture
 from planted import planted
 from planted_mixtures import clusters, lines
 
@@ -68,6 +71,19 @@ def test_constructor_stores_every_parameter_as_it_is_and_nothing_else() -> None:
 
 def test_defaults_are_those_of_the_options() -> None:
     assert FederatedMixture()._options() == options({"method": "mixture", "baselines": False})
+
+
+def test_defaults_are_those_of_the_algorithm() -> None:
+    chosen, (fitted, algorithm) = options().mixture, map(inspect.signature, (fit_mixture, fedgrem))
+    said = {"clip": math.inf if chosen.clip is None else chosen.clip}  # where options have another word
+    names = {name for name in type(chosen).model_fields if name in algorithm.parameters}
+    assert {"c_eta", "kappa", "together", "robust", "share_weights", "batch_size", "clip"} <= names
+    for name in names - set(fitted.parameters):
+        assert algorithm.parameters[name].default == said.get(name, getattr(chosen, name)), name
+    for name in ("rounds", "tol", "reject"):
+        assert fitted.parameters[name].default == getattr(chosen, name), name
+    start = MixtureStart(chosen.restarts, chosen.iterations)
+    assert start == fitted.parameters["start"].default == algorithm.parameters["start"].default
 
 
 def test_every_option_of_a_mixture_is_a_parameter() -> None:

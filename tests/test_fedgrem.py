@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.fedgrem import State, _batch, central_update, estimates, fedgrem, scores, shrunk
+from coterie.algorithms.fedgrem import State, _batch, central_update, estimates, fedgrem, gradient_em, scores, shrunk
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.mixtures import PlantedMixture, matched, planted_mixture
 from coterie.data.ragged import Ragged
@@ -168,6 +169,25 @@ def test_c_lambda_infinity_makes_components_common() -> None:
     assert torch.equal(found, state.centre.expand(3, -1, -1))
     n = torch.tensor([20.0, 30.0, 25.0], dtype=torch.float64)[:, None, None]
     torch.testing.assert_close(state.centre, (n * state.tilde).sum(0) / 75)
+
+
+def test_the_centre_is_robust_however_strongly_clients_are_drawn_to_it() -> None:
+    xs, n = blobs([40] * 7), torch.full((7,), 40)
+    xs[6] = xs[6] + 3  # off, and nobody is rejected here
+    most = 2.0 * math.sqrt(2 + math.log(7)) / (1 - 0.1)  # what C = 2 comes to
+    _, states, engine = begun(Gaussian(2), ragged(xs, None), rounds=3, c_lambda=math.inf)
+    for before, after in pairwise(states):
+        assert after.pull == math.inf
+        torch.testing.assert_close(after.centre, central_update(after.tilde, n, most, before.centre))
+    assert not torch.allclose(states[-1].centre, states[-1].tilde.mean(0), atol=0.02)
+    found = estimates(states[-1], Gaussian(2), engine.worker.private[0], n)
+    assert torch.equal(found, states[-1].centre.expand(7, -1, -1))  # common all the same
+    _, states, _ = begun(Gaussian(2), ragged(xs, None), rounds=1, c_lambda=math.inf, robust=math.inf)
+    torch.testing.assert_close(states[-1].centre, states[-1].tilde.mean(0))  # the paper's
+    _, states, _ = begun(Gaussian(2), ragged(xs, None), rounds=2, c_lambda=0.5, together=0.0)
+    torch.testing.assert_close(
+        states[2].centre, central_update(states[2].tilde, n, states[2].lam, states[1].centre)
+    )  # a smaller C is the centre's too
 
 
 def test_shared_weights_are_drawn_to_their_mean() -> None:
@@ -419,6 +439,25 @@ def test_who_is_rejected_is_left_alone_once_penalties_are_steady() -> None:
     early, _, engine = run_one(program(Gaussian(2), rounds=3, reject=3.5), ragged(xs, None))
     assert not engine.worker.private[0]["alone"].any()
     assert float(scores(early)[5]) > 3.5
+
+
+def test_who_was_left_alone_returns_at_half_the_limit() -> None:
+    data = one_block(ragged([x[:20] for x in blobs([40] * 6, spread=0.1)], None))
+    equal, far = torch.full((1, 6, 2), 0.5, dtype=torch.float64), torch.tensor([[4.0, 0.0], [-4.0, 0.0]]).double()
+    private = {
+        "tilde": far.expand(1, 6, 2, 2), "weights": equal, "first_weights": equal, "along": torch.zeros(1, 6, 2, 2).double(),
+        "begun": torch.ones(1, 6, dtype=torch.bool), "alone": (torch.arange(6) % 2 == 1)[None],
+    }  # fmt: skip
+    shared = {
+        "family": Gaussian(2), "scale": torch.eye(2).double()[None], "centre": torch.zeros(1, 2, 2).double(),
+        "mean_weights": equal[:, 0], "lam": torch.zeros(1).double(), "share_weights": torch.zeros(1).double(),
+        "c_eta": torch.full((1,), 0.95).double(), "reject": torch.full((1,), 3.5).double(), "batch_size": None,
+        "clip": math.inf,
+    }  # fmt: skip
+    # Components are 4 from the centre: scores 4 / spread. Odd clients have been left alone, even ones have not.
+    for score, alone in ((1.7, [False, False]), (1.8, [False, True]), (3.4, [False, True]), (3.6, [True, True])):
+        _, kept = gradient_em(shared | {"usual": torch.tensor([[0.0, 4.0 / score]]).double()}, {}, private, data)
+        assert kept["alone"].tolist() == [3 * alone], score
 
 
 def test_the_common_covariance_is_not_the_outliers() -> None:

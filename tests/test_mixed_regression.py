@@ -159,10 +159,10 @@ def test_soft_labels_reach_the_same_models() -> None:
     assert error(state.theta, fixed_point(data, truth, Training(steps=1), 0.5)) < 1e-6
 
 
-def test_the_second_phase_averages_over_everyone_by_rows_unless_told_otherwise() -> None:
+def test_the_second_phase_averages_over_clusters_by_rows_unless_told_otherwise() -> None:
     data, _, _ = planted([10, 20, 30] * 20)
     states = [solved(data, rounds=2)[0].theta]
-    for weighting, over in (("rows", "everyone"), ("clients", "everyone"), ("rows", "cluster")):
+    for weighting, over in (("rows", "cluster"), ("clients", "cluster"), ("rows", "everyone")):
         states.append(solved(data, rounds=2, weighting=weighting, average_over=over)[0].theta)
     assert [torch.equal(states[0], other) for other in states[1:]] == [True, False, False]
 

@@ -135,11 +135,11 @@ def test_a_model_moves_by_its_clusters_share_or_by_all_of_it() -> None:
     clients = SITES.clients(test_size=0.0)
     words = ("clusters.n_clusters=3", "moments.further=false")
     start, one = (fit(clients, chosen(*words, f"training.step_size={s}", "training.rounds=1")) for s in (1e-30, 0.05))
-    all_of_it = fit(
-        clients, chosen(*words, "training.step_size=0.05", "training.rounds=1", "clusters.average_over=cluster")
+    by_share = fit(
+        clients, chosen(*words, "training.step_size=0.05", "training.rounds=1", "clusters.average_over=everyone")
     )
     share = torch.bincount(start.placed.label, minlength=3).double()[:, None] / 45  # clients have equally many rows
-    torch.testing.assert_close(one.theta - start.theta, share * (all_of_it.theta - start.theta), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(by_share.theta - start.theta, share * (one.theta - start.theta), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

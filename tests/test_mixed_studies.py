@@ -150,7 +150,7 @@ def test_settings_are_those_of_appendix_c():
         assert planted.rows.n_clients == n_clients
         assert int(planted.rows.counts.sum()) == 10000
         assert planted.theta.shape == (3, 100)
-        assert (chosen.problem.noise, chosen.how.rounds, chosen.how.iterations) == (0.2, 400, 5)
+        assert (chosen.problem.noise, chosen.how.rounds, chosen.how.iterations) == (0.2, 200, 5)
     assert mixed_regression.SETTINGS["c3"].shares == (0.2, 0.3, 0.5)
 
 
@@ -256,14 +256,14 @@ def test_options_reach_the_study():
     line = (
         "mixed-regression --setting c3 --seeds 1 --seed 4 --rounds 2 --features laplace --covariance differs --eta 0.2"
     )
-    line += " --estimator halves --noise-on-anchors 0.01 --anchors 5 --step-size 0.02 --average-over cluster"
+    line += " --estimator halves --noise-on-anchors 0.01 --anchors 5 --step-size 0.02 --average-over everyone"
     document = command(*line.split(), "--methods", "moment-descent-fedavg,oracle", "--jobs", "1", "--curves")
     assert [(r["method"], r["local_steps"], r["seed"]) for r in document["rows"]] == [
         (FEDAVG, 1, 4), (FEDAVG, 5, 4), (FEDAVG, 10, 4), (ORACLE, 5, 4),
     ]  # fmt: skip
     assert all(len(row["curve"]) >= 3 for row in document["rows"])
     settings = document["settings"]
-    assert settings["how"]["average_over"] == "cluster"
+    assert settings["how"]["average_over"] == "everyone"
     assert (settings["problem"]["features"], settings["problem"]["covariance"]) == ("laplace", "differs")
     assert (settings["how"]["estimator"], settings["how"]["noise_on_anchors"], settings["how"]["eta"]) == (
         "halves",

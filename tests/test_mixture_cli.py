@@ -3,6 +3,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from command import coterie, refused
 from coterie import FederatedMixture, cli
 from coterie.data.readers import read
 from coterie.engines.in_process import Round
+from coterie.errors import RunError
 from helpers import KilledError
 from planted_mixtures import Mixed, clusters, lines
 
@@ -210,7 +212,7 @@ def test_predict_of_regressions_tells_components_where_there_are_targets(priced:
 def test_assign_tells_proportions_and_whether_they_fit(run: Path, tmp_path: Path) -> None:
     new = clusters(3, 50, outlier=True, seed=8, prefix="new")
     said = coterie("assign", run, new.write(tmp_path / "new.csv"), "--out", tmp_path / "assigned.parquet")
-    assert said.err == "warning: 1 of 3 clients do not fit: their rows are unlike those of the training\n"
+    assert said.err == "warning: 1 of 3 clients does not fit: its rows are unlike those of the training\n"
     found = pq.read_table(tmp_path / "assigned.parquet")
     assert found.column_names == [
         "client", "weight_0", "weight_1", "weight_2", "log_likelihood", "misfit", "fits", "rows",
@@ -223,6 +225,20 @@ def test_assign_of_regressions_needs_targets(priced: Path, data: Path) -> None:
     sentence, hint = refused("assign", priced, data)
     assert sentence == f"{data} has no target 'price', and components are regressions of it"
     assert hint == "add the target column"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("models/clients.safetensors", "every client's own components"), ("models/models.safetensors", "the centre")],
+)
+def test_a_run_without_its_models_says_what_is_missing(run: Path, tmp_path: Path, name: str, what: str) -> None:
+    folder = tmp_path / "part"
+    shutil.copytree(run, folder)
+    (folder / name).unlink()
+    with pytest.raises(RunError) as raised:
+        package.load(folder)
+    assert raised.value.message == f"{folder} has no {name}, which holds {what}"
+    assert raised.value.hint == "copy the whole folder of the run, or start it again with `coterie fit`"
 
 
 # -- resume -----------------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from coterie import mixture_fit
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.mixtures import matched, planted_mixture
 from coterie.errors import ConfigError
-from coterie.mixture_fit import (
+from coterie.mixture import fit as mixture_fit
+from coterie.mixture.fit import (
     METHODS,
     bic,
     choose_c_lambda,

@@ -17,7 +17,7 @@ from coterie.data.images import Images
 from coterie.data.mixtures import CENTRES, matched, planted_mixture
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError, DataError
-from coterie.mixture_fit import MixtureFit
+from coterie.mixture.fit import MixtureFit
 from coterie.models.mixtures import Gaussian
 from coterie.studies import fedgrem_real, fedgrem_simulation, mixture_tasks
 from coterie.studies.common import Outcome

@@ -17,7 +17,7 @@ from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
 from coterie.local import Training, train
 from coterie.models import Dense, Model, Network, split
-from coterie.personal import (
+from coterie.personal.measure import (
     Distribution,
     Fit,
     PersonalMeasured,

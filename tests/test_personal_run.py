@@ -23,7 +23,7 @@ from coterie.engines.in_process import Round
 from coterie.errors import ConfigError, DataError
 from coterie.estimators import MAML, Personalised
 from coterie.participation import Exponential, VirtualClock
-from coterie.personal_run import FittedPersonal, fit_personal
+from coterie.personal.run import FittedPersonal, fit_personal
 from helpers import KilledError
 
 M, N, D = 12, 30, 4

@@ -46,8 +46,8 @@ def number_of_clusters(
 
     Anchors of moment descent tell when groups stand out; but a small group may hide among anchors that have not arrived,
     and clients that differ by degrees may still be served better by several models. So this number and all larger ones are
-    tried in lockstep on part of the rows, and the smallest wins whose loss on the others is within one standard error of
-    the best, over clients.
+    tried in lockstep on part of the rows, and the smallest wins whose loss on the others is as good as the best: within one
+    standard error over clients, or two where groups stand out.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def number_of_clusters(
     total = options.moments.iterations + 1 + options.training.rounds
     done = phases.run("choose the number of clusters", part, programs, moment_descent.State, total)
     losses = torch.stack([_held_out(made, part, held, state.theta) for state in done.states])  # [K, M]
-    chosen = found + _simplest(losses)
+    chosen = found + _simplest(losses, 1.0 if found < 2 else 2.0)
     if found < 2:
         return chosen, "chosen on held-out rows, since no groups stand out among the anchors"
     if chosen == found:
@@ -82,12 +82,12 @@ def _held_out(made: Prepared, part: Ragged, held: Ragged, theta: Tensor) -> Tens
     return measured.loss * measured.rows
 
 
-def _simplest(losses: Tensor) -> int:
-    """The first candidate whose loss is within one standard error of the best, paired over clients.  losses [K, M]"""
+def _simplest(losses: Tensor, errors: float) -> int:
+    """The first candidate whose loss is within so many standard errors of the best, paired over clients.  losses [K, M]"""
     losses = losses.double().nan_to_num(nan=torch.inf)
     best = losses[losses.sum(1).argmin()]
     for k, loss in enumerate(losses):
         worse = loss - best
-        if bool(worse.isfinite().all()) and float(worse.sum()) <= float(worse.std()) * len(worse) ** 0.5:
+        if bool(worse.isfinite().all()) and float(worse.sum()) <= errors * float(worse.std()) * len(worse) ** 0.5:
             return k
     return 0

@@ -20,10 +20,10 @@ from coterie.data.readers import read
 from coterie.errors import ConfigError, CoterieError
 from coterie.estimators import FederatedMixture, Personalised, load
 from coterie.fitting import Fitted, check_fit, fit
-from coterie.mixture_run import FittedMixture, check_mixture, fit_clients
-from coterie.mixture_tables import adoptions, components
-from coterie.personal_run import check_personal, fit_personal
-from coterie.personal_tables import parts_fitted, personal_predictions
+from coterie.mixture.run import FittedMixture, check_mixture, fit_clients
+from coterie.mixture.tables import adoptions, components
+from coterie.personal.run import check_personal, fit_personal
+from coterie.personal.tables import parts_fitted, personal_predictions
 from coterie.report import write_report
 from coterie.runs import AnyFitted, begin_run, finish_run, is_finished, read_options, summary
 from coterie.screen import complain, err, progress, show, show_findings, show_mixture, show_personal, warn

@@ -101,14 +101,11 @@ class TrainingOptions(_Options):
 
 
 class ClusterOptions(_Options):
-    """What the methods with clusters need. `n_clusters` None: moment descent estimates it, IFCA takes 2.
-
-    `average_over` None: a model is averaged over its cluster by IFCA, over everyone by moment descent.
-    """
+    """What the methods with clusters need. `n_clusters` None: moment descent estimates it, IFCA takes 2."""
 
     n_clusters: int | None = Field(None, ge=1)
     averaging: Literal["model", "gradient"] = "model"
-    average_over: Literal["cluster", "everyone"] | None = None
+    average_over: Literal["cluster", "everyone"] = "cluster"
     init: Literal["random", "balanced", "spread", "warm"] = "spread"
     n_init: int = Field(1, ge=1)
     candidates: int = Field(5, ge=1)
@@ -154,7 +151,7 @@ class MixtureOptions(_Options):
     """What FedGrEM needs. `n_components` and `c_lambda` None: chosen on held-out rows.
 
     `c_lambda` 0 leaves every client alone, "common" gives all the same components. `reject` is the outlier score above which
-    a client has no part in the centre; "nobody" is rejected in the paper.
+    a client has no part in the centre and is left alone; "nobody" is rejected in the paper.
     """
 
     n_components: int | None = Field(None, ge=1)
@@ -170,6 +167,7 @@ class MixtureOptions(_Options):
     c_eta: float = Field(0.95, gt=0, le=1)
     kappa: float = Field(0.1, ge=0, lt=1)
     together: float = Field(8.0, ge=0)
+    robust: Annotated[float | Literal["off"], _or_endless("off")] = 2.0
     reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
     share_weights: float = Field(0.0, ge=0)
     batch_size: int | None = Field(None, ge=1)

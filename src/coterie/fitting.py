@@ -147,7 +147,7 @@ def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Al
     return partial(
         ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
         seed=seed, averaging=c.averaging, training=made.training, decay=t.decay, weighting=t.weighting or "clients",
-        average_over=c.average_over or "cluster", shared_layers=c.shared_layers, soft=c.soft,
+        average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
         temperature=c.temperature, start=begin, patience=c.patience, tol=t.tol,
     )  # fmt: skip
 
@@ -183,7 +183,7 @@ def _mixed_regression(
         step_size=made.step_size, seed=phases.options.seed,
         descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further)),
         start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
-        average_over=c.average_over or "everyone", shared_layers=c.shared_layers, soft=c.soft,
+        average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
         temperature=c.temperature, patience=c.patience, tol=t.tol,
     )  # fmt: skip
 

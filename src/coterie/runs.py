@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from coterie import mixture_folder, model_folder, personal_folder
+from coterie import model_folder
 from coterie.algorithms.preparation import Scaling
 from coterie.config import PERSONAL, FitOptions
 from coterie.data.clients import Clients
@@ -28,13 +28,15 @@ from coterie.data.schema import Schema
 from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, RunError
 from coterie.fitting import Descended, Fitted, Score
-from coterie.mixture_model import Mixtures
-from coterie.mixture_results import Choice
-from coterie.mixture_run import FittedMixture
-from coterie.mixture_scores import MixtureScore
+from coterie.mixture import folder as mixture_folder
+from coterie.mixture.model import Mixtures
+from coterie.mixture.results import Choice
+from coterie.mixture.run import FittedMixture
+from coterie.mixture.scores import MixtureScore
 from coterie.models import Model
-from coterie.personal_model import Personal
-from coterie.personal_run import FittedPersonal
+from coterie.personal import folder as personal_folder
+from coterie.personal.model import Personal
+from coterie.personal.run import FittedPersonal
 
 __all__ = [
     "AnyFitted",

@@ -14,8 +14,9 @@ from coterie.baselines import Score
 from coterie.data.check import Findings
 from coterie.engines.in_process import Round
 from coterie.fitting import Fitted, Watch
-from coterie.mixture_run import FittedMixture
-from coterie.personal_run import FittedPersonal
+from coterie.mixture.run import FittedMixture
+from coterie.personal.run import FittedPersonal
+from coterie.report.numbers import decimals_for
 
 __all__ = ["complain", "err", "out", "progress", "show", "show_findings", "show_mixture", "show_personal", "warn"]
 
@@ -42,43 +43,41 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
 def show_personal(fitted: FittedPersonal) -> None:
     """Show how personal models do, beside baselines, how that is spread over clients, and what time it took."""
     _show_scores(fitted)
-    found, form = fitted.spread.get(fitted.options.method), _form(fitted.metric)
+    found = fitted.spread.get(fitted.options.method)
     if found is not None:
-        means = (f"mean {found.mean:{form}}", f"median {found.median:{form}}")
-        tenths = (f"worst tenth {found.worst_decile:{form}}", f"best tenth {found.best_decile:{form}}")
-        out.print(f"over clients, on held-out rows: {', '.join((*means, *tenths))}")
+        names = {"mean": found.mean, "median": found.median}
+        names |= {"worst tenth": found.worst_decile, "best tenth": found.best_decile}
+        form = ".1%" if fitted.metric == "accuracy" else f".{decimals_for(list(names.values()), 4, most=9)}f"
+        out.print(f"over clients, on held-out rows: {', '.join(f'{name} {v:{form}}' for name, v in names.items())}")
     if fitted.virtual_time is not None:
         out.print(f"virtual time: {fitted.virtual_time:.4g} seconds")
 
 
 def _show_scores(fitted: Fitted | FittedPersonal) -> None:
     """Show accuracies, or errors with what they explain."""
-    accuracy, form = fitted.metric == "accuracy", _form(fitted.metric)
-    scale = float(fitted.scaling.y_scale)
+    accuracy = fitted.metric == "accuracy"
+    form = ".1%" if accuracy else None
+    scale, scores = float(fitted.scaling.y_scale), fitted.scores
     columns: dict[str, Cells] = {
-        "training rows": [(s.train, form) for s in fitted.scores],
-        "held-out rows": [(s.test, form) for s in fitted.scores],
-        "in std. dev.": [(None if accuracy or s.test is None else s.test / scale, form) for s in fitted.scores],
-        "R²": [(s.test_r2, ".3f") for s in fitted.scores],
-        "new clients": [(s.new_clients, form) for s in fitted.scores],
+        "training rows": _cells([s.train for s in scores], form),
+        "held-out rows": _cells([s.test for s in scores], form),
+        "in std. dev.": _cells([None if accuracy or s.test is None else s.test / scale for s in scores]),
+        "R²": _cells([s.test_r2 for s in scores], ".3f"),
+        "new clients": _cells([s.new_clients for s in scores], form),
     }
     out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
     out.print(_score_table(fitted.scores, columns), soft_wrap=False)
-
-
-def _form(metric: str) -> str:
-    return ".1%" if metric == "accuracy" else ".4g"
 
 
 def show_mixture(fitted: FittedMixture) -> None:
     """Show how mixtures do, beside baselines, and what was chosen."""
     fit, scores = fitted.mixtures.fit, fitted.scores
     columns: dict[str, Cells] = {
-        "training rows": [(s.train, ".4f") for s in scores],
-        "held-out rows": [(s.test, ".4f") for s in scores],
-        "R²": [(s.test_r2, ".3f") for s in scores],
-        "RMSE": [(s.test_rmse, ".4g") for s in scores],
-        "new clients": [(s.new_clients, ".4f") for s in scores],
+        "training rows": _cells([s.train for s in scores], ".4f"),
+        "held-out rows": _cells([s.test for s in scores], ".4f"),
+        "R²": _cells([s.test_r2 for s in scores], ".3f"),
+        "RMSE": _cells([s.test_rmse for s in scores]),
+        "new clients": _cells([s.new_clients for s in scores], ".4f"),
     }
     out.print(f"mean log-likelihood of a row, seed {fitted.options.seed}")
     out.print(_score_table(scores, columns), soft_wrap=False)
@@ -88,6 +87,12 @@ def show_mixture(fitted: FittedMixture) -> None:
     how = "as given" if fit.choice is None else _CHOSEN["held-out"]
     means = {0.0: " (every client alone)", math.inf: " (common components)"}.get(fit.c_lambda or 0.0, "")
     out.print(f"C_lambda {fit.c_lambda:g}{means}: {how}")
+
+
+def _cells(values: Sequence[float | None], form: str | None = None) -> Cells:
+    """Values of one column; by default with as many decimals as give the typical one four digits."""
+    form = form or f".{decimals_for(values, 4, most=9)}f"
+    return [(value, form) for value in values]
 
 
 def _score_table(scores: Sequence[Score], columns: Mapping[str, Cells]) -> Table:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture
+from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, own_scale
 from coterie.errors import ConfigError
-from coterie.models.families import Family, expect, gradient_step, shares
+from coterie.models.families import Family, expect, gradient_step, shares, typical_length
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
 __all__ = ["Sharing", "State", "begin", "em", "em_step", "own_parameters"]
@@ -78,7 +78,8 @@ def em(
     fitted : Family, optional
         The family after the start, where it is another one.
     tol : float
-        Stop when parameters move by no more than this, on average over rows; 0 never stops early.
+        Stop when parameters move by no more than this, relative to components' lengths and on average over rows; 0 never
+        stops early.
     """
     family_after = fitted or family
     if not family_after.has_moments and sharing in ("pooled", "fedem"):
@@ -86,10 +87,10 @@ def em(
     if gradient and sharing not in ("local", "pooled"):
         raise ConfigError(f"'{sharing}' has exact M-steps", "leave gradient out")
     if state is None:
-        state = yield from begin(family, n_components, start, seed)
+        state = yield from begin(family, n_components, start, seed, own_metric=sharing == "local")
     while state.round < rounds and not state.settled:
         if not state.count:
-            state = yield from begin(family, n_components, start, seed, state.round + 1)
+            state = yield from begin(family, n_components, start, seed, state.round + 1, own_metric=sharing == "local")
             continue
         got = yield _ask(state, family_after, n_components, sharing, gradient, c_eta, borrow)
         state = replace(state, round=state.round + 1)
@@ -98,15 +99,18 @@ def em(
             continue
         before, state = state, _updated(state, got, family_after, sharing, gradient, c_eta)
         common = family_after.coordinates(state.theta - before.theta, state.scale).norm(dim=-1).max()
-        change = float(got["moved"] if sharing in ("local", "tgmm") else common.clamp(max=1e150))
+        moved = got["moved"] if sharing in ("local", "tgmm") else common.clamp(max=1e150)
+        change = float(moved) / typical_length(state.theta / max(state.count, 1.0), state.scale, family_after)
         state = replace(state, settled=bool(tol) and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
 
 
-def begin(family: Family, n_components: int, start: MixtureStart, seed: int, round_: int = 0) -> Run:
+def begin(
+    family: Family, n_components: int, start: MixtureStart, seed: int, round_: int = 0, *, own_metric: bool = False
+) -> Run:
     """Start, and save.  -> State, with count 0 if nobody answered"""
-    found: Started | None = yield from aligned_start(family, n_components, start, seed)
+    found: Started | None = yield from aligned_start(family, n_components, start, seed, own_metric=own_metric)
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     zero = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
     state = State(zero, equal, equal, family.unit_scale(), round=round_)
@@ -128,8 +132,7 @@ def _ask(
         fold |= {"step": Sum(), "answers": Sum()}
     if sharing != "local":
         fold["scatter"] = Sum()
-    fresh = fresh_mixture(n_components, family)
-    fresh |= {"own_scale": family.unit_scale(), "has_scale": torch.tensor(False)} if sharing == "local" else {}
+    fresh = fresh_mixture(n_components, family, own_metric=sharing == "local")
     shared = {
         "family": family, "theta": state.theta, "weights": state.weights, "scale": state.scale,
         "count": torch.tensor(state.count, dtype=torch.float64), "sharing": sharing, "gradient": gradient,
@@ -218,6 +221,8 @@ def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
         reply |= {"step": tilde * present[:, None, None], "answers": present[None].to(torch.float64)}
     kept |= {"tilde": tilde, "begun": private["begun"] | present}
     if sharing == "local":
-        own = family.scale_of(family.scatter(theta, gamma, data), data.n.to(torch.float64).expand(len(gamma), -1))
-        kept |= {"own_scale": own, "has_scale": present.expand(len(gamma), -1)}
+        kept |= {
+            "own_scale": own_scale(family, family.scatter(theta, gamma, data), data),
+            "has_scale": present.expand(len(gamma), -1),
+        }
     return reply, kept

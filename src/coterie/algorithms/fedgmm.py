@@ -20,7 +20,7 @@ from coterie import keys
 from coterie.algorithms import em as plain
 from coterie.algorithms.mixture_starts import MixtureStart, fresh_mixture
 from coterie.errors import ConfigError
-from coterie.models.families import Family, expect, shares
+from coterie.models.families import Family, expect, shares, typical_length
 from coterie.models.mixtures import Gaussian, Regression
 from coterie.protocol import Ask, Block, Fold, Replies, Save, Sum, Tensors, WeightedMean
 
@@ -67,7 +67,7 @@ def fedgmm(
     start : MixtureStart
         Local EM and alignment.
     tol : float
-        Stop when no component moves by more than this; 0 never stops early.
+        Stop when no component moves by more than this, relative to components' lengths; 0 never stops early.
     """
     if isinstance(family, Gaussian):
         return (
@@ -90,7 +90,8 @@ def fedgmm(
             yield Save(state, {"events": ["nobody answered"]})
             continue
         before, state = state, _updated(state, got, family)
-        change = float(family.coordinates(state.theta - before.theta, state.scale).norm(dim=-1).max())
+        moved = float(family.coordinates(state.theta - before.theta, state.scale).norm(dim=-1).max())
+        change = moved / typical_length(state.theta, state.scale, family)
         state = replace(state, settled=bool(tol) and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state

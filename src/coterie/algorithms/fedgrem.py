@@ -8,9 +8,10 @@ A client's estimate after the central update follows from the centre and from wh
 the soft-thresholded difference. So the server sends the centre and lambda only, and clients keep what they sent.
 
 Departures: the central update is solved until it converges (the authors' loop stops after one step); sample sizes may
-differ; a step is never longer than C_eta of the best one along the gradient (the paper's C_eta / w0 diverges when a
-component grows); a scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients
-that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
+differ; a step is never longer than C_eta of the best one where the objective bends most, by power iteration (the paper's
+C_eta / w0 diverges when a component grows); the centre is computed with C = 2 at most, so that it stays robust where
+parameters are common; a scale that components share (a covariance, a noise variance) may be estimated, from sums over the
+clients that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
 parameters); clients begin together and part as far as C lets them, since the optima that few rows lead to are often bad (the
 paper begins with lambda_0 = 1, and kappa = 0.1 forgets it at once); clients that were heard once take part in the central
 update with what they sent last; outliers may be left out of it, and alone.
@@ -28,7 +29,7 @@ from coterie import keys
 from coterie.algorithms.central import central_update, central_weights, shrunk
 from coterie.algorithms.mixture_starts import NEAR, MixtureStart, Started, aligned_start, fresh_mixture
 from coterie.algorithms.outliers import chance, outlier_scores, scored, usual
-from coterie.models.families import Family, expect, gradient_step, shares
+from coterie.models.families import Family, expect, gradient_step, shares, typical_length
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
 
 __all__ = ["State", "central_update", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
@@ -36,6 +37,7 @@ __all__ = ["State", "central_update", "estimates", "fedgrem", "gradient_em", "sc
 Run = Generator[Ask | Save, Replies | None, Any]
 
 _PARTING = 0.8  # what a round leaves of the penalty that clients begin with
+_RETURN = 0.5  # share of the limit of outlier scores below which one that was left alone is drawn to the centre again
 _STEADY = 0.01  # relative change of the penalty in a round below which estimates may count as settled
 _HUGE = 1e100  # squares of what is sent, summed up, still fit
 
@@ -67,6 +69,7 @@ def fedgrem(
     c_eta: float = 0.95,
     kappa: float = 0.1,
     together: float = 8.0,
+    robust: float = 2.0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     share_weights: float = 0.0,
     reject: float = math.inf,
@@ -92,6 +95,9 @@ def fedgrem(
         Of lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), lambda_0 = 1; with C = 0 all lambdas are 0.
     together : float
         Clients begin together: C of a further penalty, which shrinks by a fifth in every round; 0 is the paper's.
+    robust : float
+        Largest C that the centre is computed with. A larger one averages, and bad clients that go unnoticed would count in
+        full; infinity is the paper's.
     start : MixtureStart
         Local EM and alignment.
     share_weights : float
@@ -137,7 +143,7 @@ def fedgrem(
         before = state
         state = _remembered(state, got.ids, got["estimate"], got["n"], got["away"])
         part = (state.n > 0) & (scores(state) <= reject)
-        state = _updated(state, got, family, lam, pull, part)
+        state = _updated(state, got, family, lam, pull, part, robust * _root(state, family) / (1 - kappa))
         change = _change(before, state, family, part)
         state = replace(state, settled=bool(tol) and steady and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
@@ -164,11 +170,16 @@ def _begin(family: Family, n_components: int, start: MixtureStart, seed: int, ro
     return state
 
 
+def _root(state: State, family: Family) -> float:
+    """sqrt(P + log M)"""
+    return math.sqrt(family.n_parameters + math.log(max(int((state.n > 0).sum()), 1)))
+
+
 def _next_lambda(state: State, family: Family, c_lambda: float, kappa: float, together: float) -> tuple[float, float]:
     """lambda_t = kappa lambda_(t-1) + C sqrt(P + log M); and with what draws clients together at first."""
     if c_lambda == 0:
         return 0.0, 0.0
-    root = math.sqrt(family.n_parameters + math.log(max(int((state.n > 0).sum()), 1)))
+    root = _root(state, family)
     lam = kappa * state.lam + c_lambda * root
     return lam, lam + together * _PARTING**state.round * root
 
@@ -192,12 +203,14 @@ def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
     return both
 
 
-def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor) -> State:
-    """The central update of those who have a part in it [M], and the common scale."""
+def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor, most: float) -> State:
+    """The central update of those who have a part in it [M], its penalty at most `most`, and the common scale."""
     tilde = state.tilde[part]
     if pull:
         at = family.coordinates(tilde, state.scale)
-        weight = central_weights(at, state.n[part], pull, family.coordinates(state.centre, state.scale))  # [M, R]
+        weight = central_weights(
+            at, state.n[part], min(pull, most), family.coordinates(state.centre, state.scale)
+        )  # [M, R]
         centre = (weight[..., None] * tilde).sum(0)
     else:  # nobody is drawn to it, and any will do
         centre = tilde.median(0).values
@@ -233,8 +246,9 @@ def _change(before: State, after: State, family: Family, part: Tensor) -> float:
     """Largest move of an estimate that has a part in the centre, relative to the centres' typical length."""
     both = (before.n > 0) & part[: len(before.n)]
     moved = family.coordinates(after.tilde[: len(before.n)] - before.tilde, after.scale).norm(dim=-1)[both]
-    size = family.coordinates(after.centre, after.scale).norm(dim=-1).mean().clamp(min=1.0, max=1e150)
-    return float(moved.max().clamp(max=1e150) / size) if moved.numel() else 1e150
+    if not moved.numel():
+        return 1e150
+    return float(moved.max().clamp(max=1e150)) / typical_length(after.centre, after.scale, family)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
@@ -273,15 +287,10 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         "loss": -likelihood,
     }
     first = torch.where(private["begun"][..., None], private["first_weights"], new)
-    begun, alone = private["begun"] | present, private["alone"] | (score > shared["reject"][:, None])
-    return reply, {
-        "tilde": tilde,
-        "weights": new,
-        "first_weights": first,
-        "along": along,
-        "begun": begun,
-        "alone": alone,
-    }
+    far = shared["reject"][:, None] * torch.where(private["alone"], _RETURN, 1.0)
+    begun, alone = private["begun"] | present, score > far
+    kept = {"tilde": tilde, "weights": new, "first_weights": first, "along": along, "begun": begun, "alone": alone}
+    return reply, kept
 
 
 def _on_batches(shared: dict[str, Any], private: Tensors, data: Block) -> tuple[Tensors, Tensors]:

@@ -25,7 +25,7 @@ from coterie.local.k_means import k_means
 from coterie.models.families import Family, expect, shares
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
-__all__ = ["NEAR", "MixtureStart", "Started", "aligned_start", "fit_locally", "fresh_mixture", "renumber"]
+__all__ = ["NEAR", "MixtureStart", "Started", "aligned_start", "fit_locally", "fresh_mixture", "own_scale", "renumber"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
@@ -65,27 +65,34 @@ class Started:
     weights: Tensor  # [R] proportions over all rows
 
 
-def fresh_mixture(n_components: int, family: Family) -> Tensors:
+def fresh_mixture(n_components: int, family: Family, *, own_metric: bool = False) -> Tensors:
     """Private state of a client that missed the start: it begins at the centre, with equal weights."""
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     theta = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
-    return {
+    fresh = {
         "tilde": theta, "weights": equal, "first_weights": equal, "along": theta,
         "begun": torch.tensor(False), "alone": torch.tensor(False),
     }  # fmt: skip
+    return fresh | ({"own_scale": family.unit_scale(), "has_scale": torch.tensor(False)} if own_metric else {})
 
 
-def aligned_start(family: Family, n_components: int, start: MixtureStart, seed: int) -> Run:
-    """Let clients fit alone, and number their components alike.  -> Started, or None if nobody answered"""
-    fresh = fresh_mixture(n_components, family)
+def aligned_start(
+    family: Family, n_components: int, start: MixtureStart, seed: int, *, own_metric: bool = False
+) -> Run:
+    """Let clients fit alone, and number their components alike.  -> Started, or None if nobody answered
+
+    With `own_metric`, a client fits in the metric of its own rows, and hears nothing of the others'.
+    """
     scale, found = family.unit_scale(), None
-    for attempt in range(_ATTEMPTS if family.has_scale else 1):
-        rough = family.has_scale and attempt == 0  # the scale is not known at all
+    own_metric = own_metric and family.has_scale
+    fresh = fresh_mixture(n_components, family, own_metric=own_metric)
+    for attempt in range(_ATTEMPTS if family.has_scale and not own_metric else 1):
+        rough = family.has_scale and attempt == 0 and not own_metric  # the scale is not known at all
         got = yield Ask(
             fit_locally,
             {
                 "family": family, "n_components": n_components, "restarts": start.restarts,
-                "iterations": start.iterations, "rough": rough, "scale": scale,
+                "iterations": start.iterations, "rough": rough, "scale": scale, "own_metric": own_metric,
                 "key": keys.key(seed, attempt, "mixture start"),
             },
             {"theta": Stack(), "n": Stack()},
@@ -136,15 +143,21 @@ def fit_locally(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     if bool((key == key[0]).all()) and torch.equal(scale, scale[:1].expand_as(scale)):
         key, scale = key[:1], scale[:1]
     scale = scale[:, None]
-    theta = _best_start(shared, key, scale, data)
-    family, weights = shared["family"], torch.full(theta.shape[:3], 1.0 / theta.shape[2], dtype=theta.dtype)
+    family, theta = shared["family"], _best_start(shared, key, scale, data)
+    if shared["own_metric"]:
+        gamma = _hard(family.log_density(theta, scale, data), data)
+        scale = own_scale(family, family.scatter(theta, gamma, data), data)
+        theta = _best_start(shared, key, scale, data)
+    weights = torch.full(theta.shape[:3], 1.0 / theta.shape[2], dtype=theta.dtype)
     for _ in range(0 if shared["rough"] else shared["iterations"]):
         gamma, _ = expect(family.log_density(theta, scale, data), weights, data)
         weights, theta = shares(gamma, data), family.maximise(theta, gamma, data)
     present = data.n > 0
     weights = torch.where(present[:, None], weights, 1.0 / theta.shape[2])
-    theta, weights = (value.expand(runs, *value.shape[1:]) for value in (theta, weights))
-    kept = {"tilde": theta, "weights": weights, "first_weights": weights, "begun": present.expand(runs, -1)}
+    theta, weights, scale = (value.expand(runs, *value.shape[1:]) for value in (theta, weights, scale))
+    begun = present.expand(runs, -1)
+    kept = {"tilde": theta, "weights": weights, "first_weights": weights, "begun": begun}
+    kept |= {"own_scale": scale, "has_scale": begun} if shared["own_metric"] else {}
     return {"theta": theta, "n": data.n[None]}, {**private, **kept}
 
 
@@ -164,6 +177,14 @@ def _best_start(shared: dict[str, Any], key: Tensor, scale: Tensor, data: Block)
     best = (merit >= top - _TIE * (1 + top.abs())).to(torch.int8).argmax(1)  # [S, C] the first of those
     pick = best + starts * torch.arange(len(best))[:, None]
     return theta[pick, torch.arange(len(data.n))[None]]
+
+
+def own_scale(family: Family, scatter: Tensor, data: Block) -> Tensor:
+    """A client's own scale; one further row of unit variance keeps it from vanishing where rows are few.  [S, C, ...]"""
+    rows = data.n.to(torch.float64).expand(len(scatter), -1)
+    return (
+        family.scale_of(scatter + family.unit_scale(), rows + 1) if family.has_scale else family.scale_of(scatter, rows)
+    )
 
 
 def _hard(density: Tensor, data: Block) -> Tensor:

@@ -6,7 +6,8 @@ Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", N
 Departures: rows are used again in every iteration and anchors help to find subspaces, as in the paper's experiments; all
 pairs of a client's rows are used, not two of them; an anchor steps by its own curvature along the direction, where the paper
 takes constants that nobody knows; anchors that serve clients badly give way to others, and where many clients stay badly
-served, further anchors are drawn among them (`anchors.py`). Phase 2 is IFCA's round with another average (Lemma 1).
+served, further anchors are drawn among them (`anchors.py`). Phase 2 is IFCA's round, with Lemma 1's average over everyone as
+an option.
 """
 
 import math
@@ -133,7 +134,7 @@ def mixed_regression(
         )
     if not len(state.theta):  # nobody answered
         return state
-    options: dict[str, Any] = {"weighting": "rows", "average_over": "everyone", **clustering}
+    options: dict[str, Any] = {"weighting": "rows", **clustering}
     second = ifca.ifca(
         ifca.State(state.theta, state.empty, state.unseen, state.temperature, state.round, state.settled),
         model=model, n_clusters=len(state.theta), rounds=rounds, step_size=step_size, seed=seed, training=training,

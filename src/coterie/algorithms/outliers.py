@@ -14,11 +14,12 @@ __all__ = ["chance", "outlier_scores", "scored", "usual"]
 
 
 def chance(n: Tensor, n_components: int, n_parameters: int) -> Tensor:
-    """How far an estimate of n rows is from the truth by chance, in units of the scale.  n [...] -> [...]
+    """How much distances from the truth vary by chance where estimates have n rows, in units of the scale.  n [...] -> [...]
 
-    A component's share of the rows is n / R, and each of its P parameters has a variance of one over that.
+    A component's share of the rows is n / R, and each of its P parameters has a variance of one over that: the distance is
+    about sqrt(P R / n). Half of it is a cautious guess of its deviation, since shares are not equal.
     """
-    return (n_parameters * n_components / n.clamp(min=1).to(torch.float64)).sqrt()
+    return 0.5 * (n_parameters * n_components / n.clamp(min=1).to(torch.float64)).sqrt()
 
 
 def usual(distance: Tensor) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from coterie.data.ragged import Ragged
 from coterie.errors import DataError
 from coterie.estimators.parameters import options_of
 from coterie.estimators.rows import as_clients, as_rows, check_shape, in_given_order
-from coterie.mixture_model import Adopted
-from coterie.mixture_run import FittedMixture, fit_clients
+from coterie.mixture.model import Adopted
+from coterie.mixture.run import FittedMixture, fit_clients
 from coterie.models.mixtures import Regression
 from coterie.phases import Watch
 from coterie.runs import LoadedMixture
@@ -49,8 +49,10 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         At most so many rounds; the relative move that ends them.
     c_eta, kappa, together : float
         Of the step size, and of the penalty's schedule: see `coterie.algorithms.fedgrem`.
+    robust : float or "off"
+        The centre is computed with this `c_lambda` at most, so that no client draws it far; "off" as in the paper.
     reject : float or "nobody"
-        Outlier score above which a client has no part in the centre.
+        Outlier score above which a client has no part in the centre and is left alone.
     share_weights : float
         How strongly proportions are drawn together; 0 leaves them to every client.
     batch_size : int, optional
@@ -109,6 +111,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         c_eta: float = 0.95,
         kappa: float = 0.1,
         together: float = 8.0,
+        robust: float | Literal["off"] = 2.0,
         reject: float | Literal["nobody"] = 3.5,
         share_weights: float = 0.0,
         batch_size: int | None = None,
@@ -132,6 +135,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         self.c_eta = c_eta
         self.kappa = kappa
         self.together = together
+        self.robust = robust
         self.reject = reject
         self.share_weights = share_weights
         self.batch_size = batch_size

@@ -92,7 +92,7 @@ class MixedRegression(Federated):
         participation: float = 1.0,
         weighting: Literal["clients", "rows"] = "rows",
         averaging: Literal["model", "gradient"] = "model",
-        average_over: Literal["cluster", "everyone"] = "everyone",
+        average_over: Literal["cluster", "everyone"] = "cluster",
         shared_layers: tuple[str, ...] = (),
         soft: bool = False,
         temperature: float | None = None,

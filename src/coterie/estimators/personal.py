@@ -21,8 +21,8 @@ from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of
 from coterie.evaluate import Measured
 from coterie.models import Model
 from coterie.participation import Clock
-from coterie.personal_model import Adopted, Personal
-from coterie.personal_run import FittedPersonal, fit_personal
+from coterie.personal.model import Adopted, Personal
+from coterie.personal.run import FittedPersonal, fit_personal
 from coterie.phases import Watch
 from coterie.runs import LoadedPersonal
 

@@ -17,7 +17,18 @@ from torch import Tensor
 from coterie import keys
 from coterie.protocol import Block, Tensors
 
-__all__ = ["Custom", "Family", "drawn_row", "drawn_rows", "expect", "gradient_step", "products", "shares", "sums"]
+__all__ = [
+    "Custom",
+    "Family",
+    "drawn_row",
+    "drawn_rows",
+    "expect",
+    "gradient_step",
+    "products",
+    "shares",
+    "sums",
+    "typical_length",
+]
 
 _TINY = 1e-12  # weight that a component keeps at least, so that its logarithm exists
 _LOWEST = -1e300  # log density of a row that is infinitely far from everything
@@ -129,6 +140,11 @@ def sums(gamma: Tensor, x: Tensor) -> Tensor:
 def shares(gamma: Tensor, data: Block) -> Tensor:
     """Mean responsibilities: new mixture proportions, zero for who has no rows.  [S, C, N, R] -> [S, C, R]"""
     return gamma.sum(2) / data.n.clamp(min=1).to(gamma.dtype)[:, None]
+
+
+def typical_length(theta: Tensor, scale: Tensor, family: Family) -> float:
+    """Mean length of components, in units of the scale, and at least 1: what moves are compared with.  theta [R, P]"""
+    return float(family.coordinates(theta, scale).norm(dim=-1).mean().clamp(min=1.0, max=1e150))
 
 
 def gradient_step(

@@ -226,10 +226,14 @@ class Regression:
         """Weighted least squares, with a trace of ridge towards theta for components with few rows."""
         a, b = self._systems(moments)
         ridge = _FLOOR * (a.diagonal(dim1=-2, dim2=-1).mean(-1) + 1e-3)[..., None]
-        a = a + torch.diag_embed(ridge.expand(*ridge.shape[:-1], self.n_parameters))
-        good = a.isfinite().all(-1).all(-1) & b.isfinite().all(-1)
-        a = torch.where(good[..., None, None], a, torch.eye(self.n_parameters, dtype=a.dtype))
-        found: Tensor = torch.linalg.solve(a, torch.where(good[..., None], b + ridge * theta, theta))
+        a = a.clone()
+        a.diagonal(dim1=-2, dim2=-1).add_(ridge)
+        b = b + ridge * theta
+        good = (a.sum((-1, -2)) + b.sum(-1)).isfinite()
+        if not bool(good.all()):
+            a = torch.where(good[..., None, None], a, torch.eye(self.n_parameters, dtype=a.dtype))
+            b = torch.where(good[..., None], b, theta)
+        found: Tensor = torch.linalg.solve(a, b)
         return found
 
     def slope(self, moments: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

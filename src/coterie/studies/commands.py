@@ -188,7 +188,7 @@ def mixed_regression(
     step_size: StepSize = None,
     eta: Annotated[float | None, typer.Option(help="Step size of FedProx.")] = None,
     average_over: Annotated[
-        str | None, typer.Option(help="What models are averaged over in Phase 2: everyone (Lemma 1), or cluster.")
+        str | None, typer.Option(help="What models are averaged over in Phase 2: cluster, or everyone (Lemma 1).")
     ] = None,
     estimator: Annotated[str | None, typer.Option(help="Of Phase 1: pairs, halves, or two (the paper's text).")] = None,
     anchors: Annotated[int | None, typer.Option(help="Anchors of Phase 1.")] = None,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from coterie.data.contamination import KINDS, Contamination, drawn_clients, spoiled
 from coterie.data.ragged import Ragged
-from coterie.mixture_fit import fit_methods
+from coterie.mixture.fit import fit_methods
 from coterie.models.mixtures import Gaussian
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
 from coterie.studies.mixture_common import METHODS, mean_and_error, misclustering
@@ -69,7 +69,7 @@ class Settings:
     rows: int | None = None
     reps: int = 5
     rounds: int = 200
-    tol: float = 1e-4
+    tol: float = 1e-3
     seed: int = 0
     jobs: int | None = None
 

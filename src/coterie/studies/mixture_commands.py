@@ -23,7 +23,7 @@ Bad = Annotated[str | None, typer.Option(help="Numbers of contaminated clients, 
 Contaminated = Annotated[str | None, typer.Option("--contamination", help=f"How: {', '.join(KINDS)}.")]
 CovarianceOption = Annotated[str | None, typer.Option("--covariance", help="Of components: unit, diagonal or full.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes side by side; as many as there are cores by default.")]
-Images = Annotated[int | None, typer.Option("--rows", help="Images of each client; all by default.")]
+Rows = Annotated[int | None, typer.Option("--rows", help="Images of each client; all by default. Writers have theirs.")]
 
 
 @app.command(simulation.NAME)
@@ -52,84 +52,40 @@ def fedgrem_simulation(
     show(outcome, simulation.COLUMNS, caption=simulation.CAPTION, as_json=as_json)
 
 
-@app.command(tasks.PENDIGITS.name)
-def fedgrem_pendigits(
-    bad: Bad = None,
-    contamination: Contaminated = None,
-    covariance: CovarianceOption = None,
-    methods: Methods = None,
-    rounds: Rounds = None,
-    tol: Tolerance = None,
-    jobs: Jobs = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """Table 1 of FedGrEM: pen digits of 44 writers, some of them contaminated."""
-    given = {
-        "contamination": contamination,
-        "covariance": covariance,
-        "rounds": rounds,
-        "tol": tol,
-        "jobs": jobs,
-        "reps": seeds,
-    }
-    _run_real(tasks.PENDIGITS, given, bad, methods, seed, {"reps": 1} if quick else {}, as_json)
+def _real_study(task: tasks.MixtureTask, help_: str, small: dict[str, Any]) -> None:
+    """Put a study of real data on the command line; they differ in the data alone."""
+
+    @app.command(task.name, help=help_)
+    def study(
+        rows: Rows = None,
+        bad: Bad = None,
+        contamination: Contaminated = None,
+        covariance: CovarianceOption = None,
+        methods: Methods = None,
+        rounds: Rounds = None,
+        tol: Tolerance = None,
+        jobs: Jobs = None,
+        seed: Seed = 0,
+        seeds: Seeds = None,
+        quick: Quick = False,
+        as_json: Json = False,
+    ) -> None:
+        given: dict[str, Any] = {"contamination": contamination, "covariance": covariance, "rounds": rounds, "tol": tol}
+        given |= {"jobs": jobs, "reps": seeds, "rows": rows, "bad": numbers("--bad", bad, int)}
+        given |= {"methods": named("--methods", methods, METHODS)}
+        settings = replace(real.Settings(task.bad, seed=seed), **{**(small if quick else {}), **stated(given)})
+        with progress() as tell:
+            outcome = real.run(task, settings, tell)
+        show(outcome, real.COLUMNS, caption=real.CAPTION, as_json=as_json)
 
 
-@app.command(tasks.MNIST.name)
-def fedgrem_mnist(
-    rows: Images = None,
-    bad: Bad = None,
-    contamination: Contaminated = None,
-    covariance: CovarianceOption = None,
-    methods: Methods = None,
-    rounds: Rounds = None,
-    tol: Tolerance = None,
-    jobs: Jobs = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """Table 2 of FedGrEM: MNIST dealt to 100 clients after an embedding in ten dimensions."""
-    given: dict[str, Any] = {
-        "contamination": contamination,
-        "covariance": covariance,
-        "rounds": rounds,
-        "tol": tol,
-        "jobs": jobs,
-    }
-    _run_real(tasks.MNIST, given | {"reps": seeds, "rows": rows}, bad, methods, seed, _SMALL if quick else {}, as_json)
-
-
-@app.command(tasks.FASHION.name)
-def fedgrem_fashion(
-    rows: Images = None,
-    bad: Bad = None,
-    contamination: Contaminated = None,
-    covariance: CovarianceOption = None,
-    methods: Methods = None,
-    rounds: Rounds = None,
-    tol: Tolerance = None,
-    jobs: Jobs = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """Table 3 of FedGrEM: the same on Fashion-MNIST."""
-    given: dict[str, Any] = {
-        "contamination": contamination,
-        "covariance": covariance,
-        "rounds": rounds,
-        "tol": tol,
-        "jobs": jobs,
-    }
-    _run_real(
-        tasks.FASHION, given | {"reps": seeds, "rows": rows}, bad, methods, seed, _SMALL if quick else {}, as_json
-    )
+_real_study(tasks.PENDIGITS, "Table 1 of FedGrEM: pen digits of 44 writers, some of them contaminated.", {"reps": 1})
+_real_study(
+    tasks.MNIST,
+    "Table 2 of FedGrEM: MNIST dealt to 100 clients after an embedding in ten dimensions.",
+    {"reps": 1, "rows": 100},
+)
+_real_study(tasks.FASHION, "Table 3 of FedGrEM: the same on Fashion-MNIST.", {"reps": 1, "rows": 100})
 
 
 @app.command(adversarial.NAME)
@@ -156,22 +112,3 @@ def fedgrem_adversarial(
     with progress() as tell:
         outcome = adversarial.run(settings, tell)
     show(outcome, adversarial.COLUMNS, caption=adversarial.CAPTION, as_json=as_json)
-
-
-_SMALL = {"reps": 1, "rows": 100}
-
-
-def _run_real(
-    task: tasks.MixtureTask,
-    given: dict[str, Any],
-    bad: str | None,
-    methods: str | None,
-    seed: int,
-    quick: dict[str, Any],
-    as_json: bool,
-) -> None:
-    given = given | {"bad": numbers("--bad", bad, int), "methods": named("--methods", methods, METHODS)}
-    settings = replace(real.Settings(task.bad, seed=seed), **{**quick, **stated(given)})
-    with progress() as tell:
-        outcome = real.run(task, settings, tell)
-    show(outcome, real.COLUMNS, caption=real.CAPTION, as_json=as_json)

@@ -9,9 +9,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from coterie import mixture_fit
 from coterie.data.ragged import Ragged
-from coterie.mixture_fit import MixtureFit, labels
+from coterie.mixture import fit as mixture_fit
+from coterie.mixture.fit import MixtureFit, labels
 
 __all__ = ["METHODS", "mean_and_error", "misclustering"]
 

@@ -27,7 +27,7 @@ from coterie.data.holdings import Partition
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, measure_ask
 from coterie.models import last_layers, layer_names
-from coterie.personal import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
+from coterie.personal.measure import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
 from coterie.protocol import Algorithm, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
 from coterie.studies.parallel import side_by_side

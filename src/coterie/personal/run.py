@@ -19,9 +19,9 @@ from coterie.data.schema import Schema
 from coterie.engines.in_process import InProcess, Program, Round
 from coterie.models import Model
 from coterie.participation import Clock, turn_out
-from coterie.personal import Distribution
-from coterie.personal_model import Personal, trained
-from coterie.personal_plan import Plan, check_personal, plan, prepare_personal
+from coterie.personal.measure import Distribution
+from coterie.personal.model import Personal, trained
+from coterie.personal.plan import Plan, check_personal, plan, prepare_personal
 from coterie.phases import Phases, Prepared, Watch
 from coterie.protocol import Ask, Replies, Save
 

@@ -66,7 +66,8 @@ def adoptions(model: FederatedMixture, path: Path) -> tuple[pa.Table, list[str]]
     if clients.dropped_rows:
         said.append(f"{clients.dropped_rows} rows without a client or a target are left out")
     if strange := int((~found.fits).sum()):
-        said.append(f"{strange} of {len(rows.names)} clients do not fit: their rows are unlike those of the training")
+        not_, whose = ("do not fit", "their") if strange > 1 else ("does not fit", "its")
+        said.append(f"{strange} of {len(rows.names)} clients {not_}: {whose} rows are unlike those of the training")
     return pa.table(columns), said
 
 

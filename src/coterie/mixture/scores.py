@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.baselines import SUPPORT, Score, target_variance
 from coterie.data.ragged import Ragged
-from coterie.mixture_model import Mixtures
+from coterie.mixture.model import Mixtures
 from coterie.models.mixtures import Regression
 
 __all__ = ["MixtureScore", "halves", "row_counts", "scored"]

@@ -15,9 +15,10 @@ from torch import Tensor
 from coterie.algorithms.preparation import Scaling
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors, to_record
-from coterie.mixture_model import Mixtures, Typical
-from coterie.mixture_results import OUTLIER, Choice, MixtureFit
-from coterie.mixture_run import FittedMixture
+from coterie.errors import RunError
+from coterie.mixture.model import Mixtures, Typical
+from coterie.mixture.results import OUTLIER, Choice, MixtureFit
+from coterie.mixture.run import FittedMixture
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.run_tables import Contents, events, rounds_table
 
@@ -142,6 +143,10 @@ def write_models(folder: Path, fitted: FittedMixture) -> None:
 
 def read_models(folder: Path, choice: Choice | None) -> tuple[Mixtures, Schema]:
     """Read what `write_models` wrote."""
+    for name, what in ((_COMMON, "the centre"), (_CLIENTS, "every client's own components")):
+        if not (folder / name).exists():
+            way_out = "copy the whole folder of the run, or start it again with `coterie fit`"
+            raise RunError(f"{folder} has no {name}, which holds {what}", way_out)
     common, said = load_tensors(folder / _COMMON)
     own, who = load_tensors(folder / _CLIENTS)
     c_lambda = math.inf if said["c_lambda"] == "common" else said["c_lambda"]

@@ -19,7 +19,7 @@ from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess, Program
 from coterie.errors import ConfigError
-from coterie.mixture_results import (
+from coterie.mixture.results import (
     EM_METHODS,
     OUTLIER,
     Choice,
@@ -158,7 +158,9 @@ def fit_methods(
             )  # fmt: skip
             programs[name] = _fedgrem(how, n_components, choice.value)
         elif name == "fedgrem-paper":
-            programs[name] = _fedgrem(replace(how, reject=math.inf, options={"together": 0.0}), n_components, 2.0)
+            programs[name] = _fedgrem(
+                replace(how, reject=math.inf, options={"together": 0.0, "robust": math.inf}), n_components, 2.0
+            )
         else:
             programs[name] = _baseline(how, n_components, name)
     engine = InProcess(rows)

@@ -21,10 +21,10 @@ from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
 from coterie.engines.in_process import Program, Round
 from coterie.errors import ConfigError, DataError
-from coterie.mixture_fit import Choice, choose_components, fit_mixture
-from coterie.mixture_model import Mixtures, ready
-from coterie.mixture_results import EM_METHODS, of_baseline
-from coterie.mixture_scores import MixtureScore, halves, row_counts, scored
+from coterie.mixture.fit import Choice, choose_components, fit_mixture
+from coterie.mixture.model import Mixtures, ready
+from coterie.mixture.results import EM_METHODS, of_baseline
+from coterie.mixture.scores import MixtureScore, halves, row_counts, scored
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.phases import Phases, Watch
 from coterie.protocol import Tensors
@@ -155,6 +155,7 @@ def _how(options: FitOptions) -> dict[str, Any]:
     return {
         "rounds": m.rounds, "tol": m.tol, "seed": options.seed, "start": MixtureStart(m.restarts, m.iterations),
         "reject": _number(m.reject), "c_eta": m.c_eta, "kappa": m.kappa, "together": m.together,
+        "robust": _number(m.robust),
         "share_weights": m.share_weights, "batch_size": m.batch_size, "clip": math.inf if m.clip is None else m.clip,
     }  # fmt: skip
 

@@ -92,7 +92,10 @@ def of_fedgrem(
     """What FedGrEM left with the server (state) and with the clients (private)."""
     theta = fedgrem.estimates(state, family, private, torch.from_numpy(rows.layout.counts))
     left, whole = (_lengths(family, v - state.centre, state.scale) for v in (theta, private["tilde"]))
-    freedom = torch.where(private["begun"][:, None] & (whole > 0), left / whole.clamp(min=1e-300), 0.0)
+    free = torch.where(
+        whole > 0, left / whole.clamp(min=1e-300), float(c_lambda == 0)
+    )  # who is at the centre is free if alone
+    freedom = torch.where(private["begun"][:, None], free, 0.0)
     scores = torch.full((rows.n_clients,), -math.inf, dtype=torch.float64)
     scores[: len(state.n)] = fedgrem.scores(state)
     return MixtureFit(

@@ -15,9 +15,9 @@ from coterie.engines.checkpoint import load_tensors, save_tensors, to_record
 from coterie.local import Training
 from coterie.model_folder import describe, model_from, scaling_from
 from coterie.models import Model
-from coterie.personal import Distribution, Fit
-from coterie.personal_model import Personal
-from coterie.personal_run import FittedPersonal
+from coterie.personal.measure import Distribution, Fit
+from coterie.personal.model import Personal
+from coterie.personal.run import FittedPersonal
 from coterie.run_tables import Contents, events, hide_untested, rounds_table
 
 __all__ = ["contents", "read_models", "write_models"]

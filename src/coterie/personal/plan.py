@@ -30,7 +30,7 @@ from coterie.participation import (
     Trace,
     VirtualClock,
 )
-from coterie.personal import Fit, personal_start
+from coterie.personal.measure import Fit, personal_start
 from coterie.phases import Phases, Prepared, model_for, prepare
 from coterie.protocol import Ask
 

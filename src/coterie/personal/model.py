@@ -15,7 +15,7 @@ from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, measure_own_ask
 from coterie.local import own_outputs
 from coterie.models import Model, split
-from coterie.personal import Fit, fit_personal_ask, judge_personal_ask
+from coterie.personal.measure import Fit, fit_personal_ask, judge_personal_ask
 
 __all__ = ["Adopted", "Personal", "trained"]
 

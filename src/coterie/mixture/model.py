@@ -16,7 +16,7 @@ from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.serving import adopt_ask, error_ask, expectations, spread_ask
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
-from coterie.mixture_results import OUTLIER, MixtureFit, bic, log_likelihood
+from coterie.mixture.results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.models.mixtures import Regression
 
 __all__ = ["Adopted", "Mixtures", "Typical", "ready"]
@@ -148,7 +148,7 @@ class Mixtures:
         return torch.where(torch.from_numpy(rows.layout.counts > 0), found - self.shift, found)
 
     def bic(self, rows: Ragged) -> float:
-        """Bayesian information criterion of scaled rows, in the units that they had: see `mixture_results.bic`."""
+        """Bayesian information criterion of scaled rows, in the units that they had: see `results.bic`."""
         fit = self.of(rows.names)
         n = rows.layout.counts[~fit.outliers.numpy()].sum()
         return bic(fit, rows) + 2 * float(n) * self.shift
