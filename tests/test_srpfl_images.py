@@ -2,6 +2,7 @@
 """The study of stragglers on images: its clients, its rows, its times by hand, and its command."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -50,7 +51,9 @@ def test_every_method_has_a_row(found: dict[str, dict[str, Any]]) -> None:
     for row in found.values():
         assert {"final_accuracy", "worst_decile", "time_to_target", "virtual_time", "target"} <= row.keys()
         assert 0 <= row["worst_decile"] <= row["final_accuracy"] <= 1
-        assert [point["round"] for point in row["curves"][0]] == [2, 4, 6, 8, 10]
+        seen = [point["round"] for point in row["curves"][0]]
+        assert seen[:5] == [2, 4, 6, 8, 10]
+        assert (seen[-1] > 10) == ("srpfl" in row["method"] or "flanp" in row["method"])  # its rounds are shorter
 
 
 def test_time_is_the_slowest_participants_by_its_passes(found: dict[str, dict[str, Any]]) -> None:
@@ -62,8 +65,11 @@ def test_time_is_the_slowest_participants_by_its_passes(found: dict[str, dict[st
     assert found["fedavg"]["virtual_time"] == pytest.approx(10 * slowest * 2 / 6)
     assert found["lg-fedavg"]["virtual_time"] == pytest.approx(10 * slowest * 2 / 6)
     assert found["hf-maml"]["virtual_time"] == pytest.approx(10 * slowest * 8 / 6)
-    # Two rounds with the two fastest, two with four, and the others with all eight.
-    staged = 2 * float(times[1]) + 2 * float(times[3]) + 6 * slowest
+    # Two rounds with the two fastest, two with four, and the others with all eight, until FedRep's time is over.
+    short = 2 * float(times[1]) + 2 * float(times[3])
+    full = math.ceil(10 - short / slowest)
+    staged = short + full * slowest
+    assert found["srpfl"]["rounds"] == 4 + full
     assert found["srpfl"]["virtual_time"] == pytest.approx(staged)
     assert found["flanp"]["virtual_time"] == pytest.approx(staged * 2 / 6)
 
@@ -103,7 +109,7 @@ def test_seeds_are_averaged() -> None:
 
 
 def test_fewer_clients_are_drawn_and_communication_is_charged_every_round() -> None:
-    some = replace(SMALL, methods=("srpfl",), participation=0.5, rounds=6)
+    some = replace(SMALL, methods=("fedrep",), participation=0.5, rounds=6)
     assert some.drawn == 4
     (free,), (dear,) = (run(replace(some, communication=c)).rows for c in (0.0, 10.0))
     assert dear["virtual_time"] == pytest.approx(free["virtual_time"] + 6 * 10)
@@ -162,7 +168,7 @@ def test_the_command_prints_one_document() -> None:
     assert [row["method"] for row in document["rows"]] == ["fedrep", "srpfl"]
     assert document["rows"][0]["curves"][0][0].keys() == {"round", "virtual_time", "accuracy", "worst_decile"}
     assert document["settings"]["communication"] == 10
-    assert (settings("mnist").rounds, settings("mnist").hidden) == (150, (512, 256, 64))
+    assert (settings("mnist").rounds, settings("mnist").hidden) == (55, (512, 256, 64))
 
 
 def test_an_unknown_data_set_is_refused() -> None:

@@ -5,12 +5,12 @@ Tziotis et al., "Straggler-Resilient Personalized Federated Learning", Figure 3.
 is judged on test images of the same classes, with what it keeps of its own: a head (FedRep and SRPFL), a representation
 (LG-FedAvg and LG-SRPFL), or the common model after fine-tuning (-ft and HF-MAML). All clients count, also those that were
 never asked: they first fit what would be their own. SRPFL, LG-SRPFL and FLANP begin with the fastest clients, and double
-their number in stages.
+their number in stages; they are given the virtual time of the method that they are stages around, and so more rounds.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, measure_ask
 from coterie.models import last_layers, layer_names
 from coterie.personal.measure import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
-from coterie.protocol import Algorithm, Save
+from coterie.protocol import Algorithm, Replies, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
 from coterie.studies.parallel import side_by_side
 from coterie.studies.srpfl_images_settings import DATASETS, METHODS, SPEEDS, Settings, clients, model, settings
@@ -43,8 +43,9 @@ CAPTION = (
 )
 _STAGED = {"srpfl": "fedrep", "lg-srpfl": "lg-fedavg", "flanp": "fedavg"}  # stages around what
 _TUNED = {"fedavg-ft": "fedavg", "flanp-ft": "flanp"}  # judged after fine-tuning, trained as what
-_LONGEST_FIRST = ("hf-maml", "lg-fedavg", "fedrep", "fedavg", "lg-srpfl", "srpfl", "flanp")
+_LONGEST_FIRST = ("hf-maml", "lg-fedavg", "fedrep", "fedavg")  # those with everyone
 _POINT = 0.01
+_ENDLESS = 1 << 30  # rounds: time ends them
 
 Curve = list[dict[str, Any]]  # what was seen at some rounds: round, virtual_time, accuracy, worst_decile
 
@@ -52,12 +53,12 @@ Curve = list[dict[str, Any]]  # what was seen at some rounds: round, virtual_tim
 def run(chosen: Settings, tell: Tell = silent) -> Outcome:
     """Train every method with every seed; what is fine-tuned is trained once, for both of its methods."""
     wanted = {*chosen.methods, *(_reference(method) for method in chosen.methods)}
-    trained = {_TUNED.get(method, method) for method in wanted}
+    bases = {_base(method) for method in wanted}
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
-    tasks = [(training, seed) for seed in seeds for training in _LONGEST_FIRST if training in trained]
+    tasks = [(base, seed) for seed in seeds for base in _LONGEST_FIRST if base in bases]
     _dealt(chosen, chosen.seed)  # processes that are copies of this one need not read it again
     found = side_by_side(
-        partial(_train, chosen, wanted), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "trainings")
+        partial(_train_both, chosen, wanted), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "trainings")
     )
     curves: dict[str, list[Curve]] = {method: [] for method in METHODS}
     for each in found:
@@ -74,28 +75,45 @@ def _reference(method: str) -> str:
     return "lg-fedavg" if method.startswith("lg-") else "fedrep"
 
 
+def _base(method: str) -> str:
+    """What is trained with everyone, whose time the method is given."""
+    training = _TUNED.get(method, method)
+    return _STAGED.get(training, training)
+
+
 def _dealt(chosen: Settings, seed: int) -> Partition:
     return clients(chosen.dataset, chosen.clients, chosen.shards, chosen.rows, seed)
 
 
 # -- one training -----------------------------------------------------------------------------------------------------
-def _train(chosen: Settings, wanted: set[str], task: tuple[str, int]) -> dict[str, Curve]:
-    """Train once; a curve for each method that is trained so."""
-    training, seed = task
-    trial = _Trial(chosen, training, seed)
-    mine = [method for method in METHODS if method in wanted and _TUNED.get(method, method) == training]
-    curves: dict[str, Curve] = {method: [] for method in mine}
+def _train_both(chosen: Settings, wanted: set[str], task: tuple[str, int]) -> dict[str, Curve]:
+    """Train with everyone, then, if it is wanted, in stages for as long; a curve for each wanted method."""
+    base, seed = task
+    curves = _train(chosen, {base, *wanted}, _Trial(chosen, base, seed), math.inf)
+    time = curves[base][-1]["virtual_time"]
+    for staged, inner in _STAGED.items():
+        if inner == base and any(_TUNED.get(method, method) == staged for method in wanted):
+            curves |= _train(chosen, wanted, _Trial(chosen, staged, seed), time)
+    return {method: curve for method, curve in curves.items() if method in wanted}
+
+
+def _train(chosen: Settings, wanted: set[str], trial: "_Trial", time: float) -> dict[str, Curve]:
+    """Train once: the rounds of the settings or, in stages, until the time is over."""
+    curves: dict[str, Curve] = {
+        method: [] for method in METHODS if method in wanted and _TUNED.get(method, method) == trial.training
+    }
 
     def see(save: Save) -> tuple[Save, bool]:
         done = save.state.round
-        if not done or (done % chosen.evaluate_every and done < chosen.rounds):
+        over = trial.time >= time if trial.staged else done >= chosen.rounds
+        if not done or (done % chosen.evaluate_every and not over):
             return save, True
-        judged = {method: trial.judge(method, save.state.theta) for method in mine}
-        return replace(save, info={**save.info, "done": done, "judged": judged}), True
+        for method, curve in curves.items():
+            judged = trial.judge(method, save.state.theta)
+            curve.append({"round": done, "virtual_time": trial.time, **judged})
+        return save, not over
 
-    for done in trial.engine.run([partial(trial.program, see)]).rounds:
-        for method, judged in done.info.get("judged", {}).items():
-            curves[method].append({"round": done.info["done"], "virtual_time": done.time, **judged})
+    trial.engine.run([partial(trial.program, see)])
     return curves
 
 
@@ -104,7 +122,8 @@ class _Trial:
 
     def __init__(self, chosen: Settings, training: str, seed: int) -> None:
         self.chosen, self.training, self.seed = chosen, training, seed
-        self.steps = _STAGED.get(training, training)
+        self.staged, self.steps = training in _STAGED, _STAGED.get(training, training)
+        self.time = 0.0  # that has gone by
         self.data = _dealt(chosen, seed)
         self.model = model(chosen, self.data.train.shape)
         top = last_layers(self.model, 1 if self.steps == "fedrep" else 2)
@@ -116,16 +135,28 @@ class _Trial:
         """Say who takes part in what, and look at it on the way."""
 
         def everyone(inner: Any) -> Algorithm:
-            return seen(self._rounds(inner), see)
+            return seen(self._timed(self._rounds(inner)), see)
 
-        if self.training not in _STAGED:
+        if not self.staged:
             return everyone(state)
         stages = Fixed(self.chosen.stage_rounds)
         return srpfl(everyone, state, n0=self.chosen.first, n_clients=self.chosen.drawn, stages=stages)
 
+    def _timed(self, algorithm: Algorithm) -> Algorithm:
+        """Count the time of its questions."""
+        replies: Replies | None = None
+        while True:
+            try:
+                wanted = algorithm.send(replies)
+            except StopIteration as end:
+                return end.value
+            replies = yield wanted
+            self.time += 0.0 if replies is None else replies.elapsed
+
     def _rounds(self, state: Any) -> Algorithm:
         s = self.chosen
-        common: dict[str, Any] = {"model": self.model, "rounds": s.rounds, "seed": self.seed, "weighting": "clients"}
+        rounds = _ENDLESS if self.staged else s.rounds
+        common: dict[str, Any] = {"model": self.model, "rounds": rounds, "seed": self.seed, "weighting": "clients"}
         if self.steps == "hf-maml":
             return maml(state, alpha=s.step_size, beta=s.step_size, training=s.passes(s.epochs), **common)
         common |= {"step_size": s.step_size}
@@ -178,7 +209,7 @@ def _row(method: str, curves: Sequence[Curve], reference: Sequence[Curve]) -> di
         "time_to_target": _median([point["virtual_time"] for point in there]),
         "time_ratio": _median(ratios),
         "virtual_time": float(np.mean([point["virtual_time"] for point in last])),
-        "rounds": last[0]["round"],
+        "rounds": _median([point["round"] for point in last]),
         "seeds": len(curves),
     }
 
