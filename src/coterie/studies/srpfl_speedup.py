@@ -2,46 +2,55 @@
 """SRPFL's speed-up: virtual time until the accuracy that all N clients are needed for, against FedRep, by N.
 
 Tziotis et al., Theorem 4.6: with exponential times, E[T_SRPFL] / E[T_FedRep] = O(l / (log N + l)) for l = log(1 / (c - 1)).
-The target is c times what N clients reach in the limit, 1 < c < sqrt(2). As in the proof, rounds come from the contraction
-of Theorem 4.5, here taken as an equality,
+The paper proves it and has no experiment on it. Here the proof's own rounds are spent on drawn times and on expected ones
+(`srpfl_speedup_theory.py`), and linear representations are trained (`srpfl_speedup_training.py`). Where each number is from:
 
-    d+ = sqrt(1 - a) d + b / sqrt(n / n0),
+- Rounds: Theorem 4.5 as an equality, from distance 1 for both methods (Lemma B.3), to c times what all N clients reach in
+  the limit; 1 < c < sqrt(2), so that half of them do not reach it (eq. (11)). 1.01 and 1.4 are near the ends, 1.2 is not.
+- a = 1/4, the largest in Theorem 4.5. It cancels in the bound, eq. (248), and matters only where rounds are rounded.
+- Stages: Lemma B.1, in both of its forms. `rounds`: tau_r of eq. (195) in every stage, as in Algorithm 2 and the sum of
+  Lemma B.2. `distance`: the doubling points of eq. (194), so that stages which end above distance 1 are left out. From one
+  point to the next it takes the same tau_r rounds; but only the points know of communication.
+- n0 = 1, and N = 16, 32, ..., 8192. N / n0 is a power of two, or the target would not need the last stage. The target is
+  below 1, the largest distance, only if N / n0 > 4.7 c^2: with 16 clients, n0 = 1 is the only choice.
+- Times: Exp(1), drawn once for each client, as for Figure 3; communication 0, 10 and 100, as there, and 1.
 
-and time from the clock: the same engine, clock and stages (Lemma B.1) as everywhere else run it. Both methods begin at
-distance 1, the largest there is.
-
-Departure: the theorem's b, a / sqrt(1 - a), keeps the bound above 2 with n0 clients, where it says nothing. It shrinks with
-the square root of the rows; here b = 1 - sqrt(1 - a), so that n0 clients are the fewest that do not lose what they have.
+What is trained is compared with the theory too, at the limit that training has shown.
 """
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from coterie.algorithms.srpfl import Theory, srpfl
+from coterie.algorithms.srpfl import exponential_order
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError
-from coterie.participation import Exponential, VirtualClock
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors
+from coterie.participation import Exponential
 from coterie.studies.common import Column, Outcome, Tell, at_least, silent
 from coterie.studies.parallel import side_by_side
+from coterie.studies.srpfl_speedup_theory import Law, Plan, everyone, planned, spent
+from coterie.studies.srpfl_speedup_training import CONTRACTION, Plant, arrival, limit, train
 
-__all__ = ["CAPTION", "COLUMNS", "NAME", "Settings", "contraction", "run", "settings", "take_part"]
+__all__ = ["CAPTION", "COLUMNS", "NAME", "Settings", "run", "settings"]
 
 NAME = "srpfl-speedup"
+STAGES: tuple[Literal["rounds", "distance"], ...] = ("rounds", "distance")
 CAPTION = (
-    "Virtual time of SRPFL over that of FedRep with everyone, until the distance is c times the least that N clients reach: "
-    "means over seeds,\nfor the fewest and the most clients; fit: ratio = intercept + slope / log N over all N; "
-    "communication in mean times of a client's round"
+    "Virtual time of SRPFL over that of FedRep with everyone, until the distance is c times the least that N clients reach. "
+    "stages: those of Lemma B.1 by its rounds, by its distances, or by its rounds and trained; C: communication, in mean "
+    "times of a client's round; fewest N, most N: the ratio of mean times over seeds; exact: of expected times, "
+    "for what is trained at the limit that it shows; below 1: from how many clients on; fit: ratio = intercept + slope / log N"
 )
-_MOST = 10_000  # rounds: far more than any target takes
+_TOLD_APART = (
+    1.1,
+    1.3,
+)  # targets that the mean over some seeds tells from the limits of all clients and of half of them
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class Settings:
     Attributes
     ----------
     clients : tuple of int
-        N, each n0 times a power of two: else the target may need fewer than all clients.
+        N, each n0 times a power of two.
     communication : tuple of float
         C, in mean times of a client's round.
     c_hat : tuple of float
@@ -60,171 +69,190 @@ class Settings:
         n0.
     contraction : float
         a, at most 1/4 in the theorem.
+    trained : tuple of int
+        N with which representations are trained as well.
+    features, rank, noise : int, int, float
+        d, k and sigma of what is planted for training.
     seed, seeds, jobs : int
         First seed, how many, and processes.
     """
 
-    clients: tuple[int, ...] = tuple(20 * 2**k for k in range(9))
-    communication: tuple[float, ...] = (0.0, 1.0, 10.0)
-    c_hat: tuple[float, ...] = (1.05, 1.2, 1.4)
-    first: int = 5
+    clients: tuple[int, ...] = tuple(2**k for k in range(4, 14))
+    communication: tuple[float, ...] = (0.0, 1.0, 10.0, 100.0)
+    c_hat: tuple[float, ...] = (1.01, 1.2, 1.4)
+    first: int = 1
     contraction: float = 0.25
+    trained: tuple[int, ...] = tuple(2**k for k in range(4, 11))
+    features: int = 10
+    rank: int = 1
+    noise: float = 1.0
     seed: int = 0
     seeds: int = 20
     jobs: int | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, first=self.first, seeds=self.seeds, jobs=self.jobs)
-        at_least(0, communication=min(self.communication))
+        at_least(1, first=self.first, seeds=self.seeds, jobs=self.jobs, rank=self.rank, features=self.features)
+        at_least(0, communication=min(self.communication), noise=self.noise)
         if not 0 < self.contraction < 1:
             raise ConfigError(f"--contraction is {self.contraction}", "give a number between 0 and 1")
-        for n in self.clients:
-            stages = math.log2(max(n, 1) / self.first)
-            if stages < 1 or stages != int(stages):
-                raise ConfigError(
-                    f"--clients {n} is not {self.first} times a power of two",
-                    f"give some of {', '.join(str(self.first << k) for k in range(1, 6))}, ...",
-                )
+        if self.trained and self.rank > min(self.first, self.features):
+            raise ConfigError(
+                f"--rank is {self.rank}, and the heads of {self.first} clients do not span so much",
+                "give --first and --features at least the rank (Assumption 4.3)",
+            )
         for c in self.c_hat:
             if not 1 < c < math.sqrt(2):
                 raise ConfigError(f"--c-hat is {c}", "give numbers above 1 and below 1.414")
+        for n in (*self.clients, *self.trained):
+            self._check_stages(n)
+        for n, c in itertools.product((*self.clients, *self.trained), self.c_hat):
+            if c * self.law.limit(n) >= 1:
+                least = self.first * (c * self.law.limit(self.first)) ** 2
+                raise ConfigError(
+                    f"with {n} clients the target of c = {c} is not below 1, the largest distance",
+                    f"give more than {least:.0f} --clients, or a smaller --first",
+                )
+
+    def _check_stages(self, n: int) -> None:
+        stages = math.log2(max(n, 1) / self.first)
+        if stages < 1 or stages != int(stages):
+            raise ConfigError(
+                f"{n} clients are not {self.first} times a power of two",
+                f"give some of {', '.join(str(self.first << k) for k in range(1, 6))}, ...",
+            )
+
+    @property
+    def law(self) -> Law:
+        """Theorem 4.5."""
+        return Law(self.contraction, self.first)
+
+    @property
+    def plant(self) -> Plant:
+        """What is trained on."""
+        return Plant(self.features, self.rank, self.noise, self.first)
 
 
 def settings(*, quick: bool = False) -> Settings:
     """Give the settings; with `quick`, fewer clients and seeds."""
-    return Settings(clients=(20, 80, 320, 1280), seeds=5) if quick else Settings()
+    return Settings(clients=(16, 64, 256, 1024), trained=(16, 64, 256), seeds=5) if quick else Settings()
 
 
 def run(chosen: Settings, tell: Tell = silent) -> Outcome:
-    """Run both methods for every N and seed; costs and targets are read off the same rounds."""
+    """Run both methods for every N and seed, by theory and in training."""
+    rows = [*_by_theory(chosen), *_in_training(chosen, tell)]
+    return Outcome(NAME, asdict(chosen), rows, _summary(rows))
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+def _by_theory(chosen: Settings) -> Iterator[dict[str, Any]]:
+    """Draw clients' times, and spend them as planned."""
+    law, seeds = chosen.law, range(chosen.seed, chosen.seed + chosen.seeds)
+    drawn = {n: [_drawn(n, seed) for seed in seeds] for n in chosen.clients}
+    for stages, cost, c, n in itertools.product(STAGES, chosen.communication, chosen.c_hat, chosen.clients):
+        target = c * law.limit(n)
+        srpfl = planned(law, n, target, stages=stages, communication=cost)
+        plans = {"srpfl": srpfl, "fedrep": everyone(law, n, target)}
+        rounds = {method: sum(rounds for _, rounds in plan) for method, plan in plans.items()}
+        times = {method: np.array([spent(plan, each, cost) for each in drawn[n]]) for method, plan in plans.items()}
+        yield _row((stages, n, cost, c), rounds, times, plans)
+
+
+def _drawn(n_clients: int, seed: int) -> list[float]:
+    """What each client takes for a round, the fastest first."""
+    clients = Ragged.from_blocks(torch.zeros(n_clients, 1, 1), None).keys
+    ordered: list[float] = Exponential().times(0, clients, seed).sort().values.tolist()
+    return ordered
+
+
+def _in_training(chosen: Settings, tell: Tell) -> Iterator[dict[str, Any]]:
+    """Train, and compare with the theory at the limit that is seen."""
+    near = [c for c in chosen.c_hat if _TOLD_APART[0] <= c <= _TOLD_APART[1]]
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
-    tasks = sorted(itertools.product(chosen.clients, seeds), reverse=True)  # the longest first
+    tasks = sorted(itertools.product(chosen.trained if near else (), seeds), reverse=True)  # the longest first
     found = side_by_side(
-        partial(_repeat, chosen), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "federations")
+        partial(train, chosen.plant), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "federations")
     )
     at = dict(zip(tasks, found, strict=True))
-    rows = [
-        {"n_clients": n, "communication": cost, "c_hat": c} | _mean([at[n, seed][cost, c] for seed in seeds])
-        for cost, c, n in itertools.product(chosen.communication, chosen.c_hat, chosen.clients)
-    ]
-    for row in rows:
-        row["bound"] = _bound(row["n_clients"], row["communication"], row["c_hat"])
-    return Outcome(NAME, asdict(chosen), rows, _summary(chosen, rows))
+    for cost, c, n in itertools.product(chosen.communication, near, chosen.trained):
+        curves = [at[n, seed] for seed in seeds]
+        target = c * limit(curves)
+        rounds = {method: arrival(curves, method, target) for method in ("srpfl", "fedrep")}
+        times = {method: np.array([each[method].time[t] + t * cost for each in curves]) for method, t in rounds.items()}
+        law = Law(CONTRACTION, chosen.first, limit(curves) * math.sqrt(n / chosen.first))
+        plans = {"srpfl": planned(law, n, target, stages="rounds"), "fedrep": everyone(law, n, target)}
+        yield _row(("trained", n, cost, c), rounds, times, plans)
 
 
-# -- the contraction, as an algorithm ---------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class State:
-    """How far the representation is."""
-
-    distance: float = 1.0
-    round: int = 0
-
-
-def contraction(
-    state: State | None, *, a: float, n0: int, target: float
-) -> Generator[Ask | Save, Replies | None, State]:
-    """Go on until the distance is the target, contracting in each round with as many clients as answer."""
-    if state is None:
-        state = State()
-        yield Save(state, {"distance": state.distance})
-    rate = math.sqrt(1 - a)
-    while state.distance > target and state.round < _MOST:
-        got = yield Ask(take_part, {}, {"clients": Sum()})
-        state = replace(state, round=state.round + 1)
-        if got is not None and got.n:
-            noise = (1 - rate) / math.sqrt(int(got["clients"]) / n0)
-            state = replace(state, distance=min(1.0, rate * state.distance + noise))
-        yield Save(state, {"distance": state.distance})
-    return state
-
-
-def take_part(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Say that one is there."""
-    return {"clients": torch.ones_like(data.n)[None]}, {}
-
-
-# -- one federation ---------------------------------------------------------------------------------------------------
-def _repeat(chosen: Settings, task: tuple[int, int]) -> dict[tuple[float, float], dict[str, float]]:
-    """Run FedRep and SRPFL once: (communication, c) -> times and rounds."""
-    n, seed = task
-    least = math.sqrt(chosen.first / n)  # what all clients reach in the limit
-    program = partial(contraction, a=chosen.contraction, n0=chosen.first, target=min(chosen.c_hat) * least)
-    staged = partial(srpfl, program, n0=chosen.first, n_clients=n, stages=Theory(chosen.contraction))
-    engine = InProcess(Ragged.from_blocks(torch.zeros(n, 1, 1), None), clock=VirtualClock(Exponential()), seed=seed)
-    done = engine.run([program, staged]).rounds
+def _row(
+    key: tuple[str, int, float, float], rounds: dict[str, int], times: dict[str, np.ndarray], plans: dict[str, Plan]
+) -> dict[str, Any]:
+    """Average over seeds, beside the expectation; the ratio is that of the mean times, as in the theorem."""
+    _, n, communication, c = key
+    mean = {method: float(each.mean()) for method, each in times.items()}
+    expected = {method: spent(plan, exponential_order(n), communication) for method, plan in plans.items()}
+    each, near = times["srpfl"] / times["fedrep"], math.log(1 / (c - 1))
     return {
-        (cost, c): {
-            f"{what}_{method}": value
-            for run_, method in enumerate(("fedrep", "srpfl"))
-            for what, value in _reached([r for r in done if r.run == run_], c * least, cost).items()
-        }
-        for cost, c in itertools.product(chosen.communication, chosen.c_hat)
+        **dict(zip(("stages", "n_clients", "communication", "c_hat"), key, strict=True)),
+        "time_srpfl": mean["srpfl"],
+        "time_fedrep": mean["fedrep"],
+        "ratio": mean["srpfl"] / mean["fedrep"],
+        "ratio_error": float(each.std(ddof=1) / math.sqrt(len(each))) if len(each) > 1 else None,
+        "rounds_srpfl": rounds["srpfl"],
+        "rounds_fedrep": rounds["fedrep"],
+        "expected_srpfl": expected["srpfl"],
+        "expected_fedrep": expected["fedrep"],
+        "expected_ratio": expected["srpfl"] / expected["fedrep"],
+        "bound": (6 * (communication + 1) + 4 * near) / (math.log(n) + 2 * near),  # eq. (248)
+        "seeds": len(each),
     }
 
 
-def _reached(rounds: Sequence[Round], target: float, communication: float) -> dict[str, float]:
-    """Say when the target was reached; communication is the same for every round, so that it need not be run anew."""
-    count, there = next((i, r) for i, r in enumerate(rounds) if r.info["distance"] <= target)  # round 0 is the start
-    return {"time": there.time + count * communication, "rounds": count}
-
-
-# -- the summary ------------------------------------------------------------------------------------------------------
-def _mean(found: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Average over seeds; the ratio is that of the mean times, as in the theorem."""
-    mean = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    each = [one["time_srpfl"] / one["time_fedrep"] for one in found]
-    error = float(np.std(each, ddof=1) / math.sqrt(len(each))) if len(each) > 1 else None
-    return {
-        "time_srpfl": mean["time_srpfl"],
-        "time_fedrep": mean["time_fedrep"],
-        "ratio": mean["time_srpfl"] / mean["time_fedrep"],
-        "ratio_error": error,
-        "rounds_srpfl": round(mean["rounds_srpfl"]),
-        "rounds_fedrep": round(mean["rounds_fedrep"]),
-        "seeds": len(found),
-    }
-
-
-def _bound(n: int, communication: float, c: float) -> float:
-    """The right side of eq. (248)."""
-    near = math.log(1 / (c - 1))
-    return (6 * (communication + 1) + 4 * near) / (math.log(n) + 2 * near)
-
-
-def _summary(chosen: Settings, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Fit the ratio against 1 / log N for every communication cost and target."""
+# -- the fit ----------------------------------------------------------------------------------------------------------
+def _summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Fit the ratio against 1 / log N for every kind of stages, communication cost and target."""
     lines = []
-    for cost, c in itertools.product(chosen.communication, chosen.c_hat):
-        mine = [row for row in rows if (row["communication"], row["c_hat"]) == (cost, c)]
-        ratio = np.array([row["ratio"] for row in mine])
-        line = {
-            "communication": cost,
-            "c_hat": c,
-            "seeds": chosen.seeds,
-            "ratio_first": ratio[0],
-            "ratio_last": ratio[-1],
-        }
-        lines.append(line | _fit(1 / np.log([row["n_clients"] for row in mine]), ratio))
+    for key, group in itertools.groupby(rows, lambda row: (row["stages"], row["communication"], row["c_hat"])):
+        mine = list(group)
+        x = 1 / np.log([row["n_clients"] for row in mine])
+        ratio, exact = (np.array([row[name] for row in mine]) for name in ("ratio", "expected_ratio"))
+        ends = {"ratio_first": ratio[0], "ratio_last": ratio[-1], "exact_first": exact[0], "exact_last": exact[-1]}
+        line = dict(zip(("stages", "communication", "c_hat"), key, strict=True)) | {"seeds": mine[0]["seeds"]}
+        line |= ends | {"below_one": _below_one(mine)} | _fit(x, ratio)
+        lines.append(line | {f"exact_{name}": value for name, value in _fit(x, exact).items()})
     return lines
 
 
+def _below_one(rows: Sequence[dict[str, Any]]) -> int | None:
+    """From how many clients on SRPFL takes less time than FedRep; None if with the most it does not."""
+    found = None
+    for row in sorted(rows, key=lambda row: -int(row["n_clients"])):
+        if row["ratio"] >= 1:
+            break
+        found = row["n_clients"]
+    return found
+
+
 def _fit(x: np.ndarray, y: np.ndarray) -> dict[str, float | None]:
-    """Least squares of a line; none through fewer than three points."""
+    """Least squares of a line; none through fewer than three points, and no R2 where all are the same."""
     if len(x) < 3:
         return {"slope": None, "intercept": None, "r2": None}
     slope, intercept = np.polyfit(x, y, 1)
-    left = float(((y - intercept - slope * x) ** 2).sum() / ((y - y.mean()) ** 2).sum())
-    return {"slope": float(slope), "intercept": float(intercept), "r2": 1 - left}
+    left, spread = float(((y - intercept - slope * x) ** 2).sum()), float(((y - y.mean()) ** 2).sum())
+    return {"slope": float(slope), "intercept": float(intercept), "r2": 1 - left / spread if spread > 1e-12 else None}
 
 
 COLUMNS = [
-    Column("communication", "communication", "{:g}".format),
+    Column("stages", "stages"),
+    Column("communication", "C", "{:g}".format),
     Column("c_hat", "c", "{:g}".format),
     Column("seeds", "seeds"),
     Column("ratio_first", "fewest N", "{:.3f}".format),
+    Column("exact_first", "exact", "{:.3f}".format),
     Column("ratio_last", "most N", "{:.3f}".format),
+    Column("exact_last", "exact", "{:.3f}".format),
+    Column("below_one", "below 1"),
     Column("slope", "slope", "{:.2f}".format),
     Column("intercept", "intercept", "{:.2f}".format),
     Column("r2", "R2", "{:.3f}".format),
+    Column("exact_r2", "exact R2", "{:.3f}".format),
 ]
