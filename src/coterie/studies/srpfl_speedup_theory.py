@@ -6,7 +6,9 @@ Tziotis et al., Appendix B. The contraction is taken as an equality, as in the p
     d+ = d sqrt(1 - a) + a / sqrt((1 - a) n / n0),
 
 but no distance is above 1. Its rounds are no matter of chance: a plan says how many there are with how many clients, and
-time is a sum over them of T_(n) + C, where T_(n) is what the n-th fastest client takes.
+time is a sum over them of T_(n) + C, where T_(n) is what the n-th fastest client takes. The proof begins with FedRep at
+distance 1 and with SRPFL at infinity, where its first stage has no tau_r; here both begin at 1, and `srpfl.Theory` says how
+many rounds the first stage has.
 """
 
 import math
