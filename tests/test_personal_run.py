@@ -19,10 +19,11 @@ from command import coterie, refused
 from coterie import FedRep, LGFedAvg, cli, from_arrays, load
 from coterie.config import options
 from coterie.data.clients import Clients
-from coterie.engines.in_process import Round
+from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError, DataError
 from coterie.estimators import MAML, Personalised
 from coterie.participation import Exponential, VirtualClock
+from coterie.personal import run as personal_run
 from coterie.personal.run import FittedPersonal, fit_personal
 from helpers import KilledError
 
@@ -79,12 +80,12 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def personal(clients: Clients, **more: Any) -> FittedPersonal:
+def personal(clients: Clients, *, training: Any = None, **more: Any) -> FittedPersonal:
     tree = {
         "method": "fedrep",
         "baselines": False,
         "model": {"hidden": (6,)},
-        "training": {"rounds": 6},
+        "training": training or {"rounds": 6},
         "personal": more,
     }
     return fit_personal(clients, options(tree))
@@ -117,11 +118,34 @@ def test_a_client_is_served_by_the_part_that_it_kept(fitted: FedRep, clients: Cl
     np.testing.assert_allclose(told, expected.double().numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_rounds_are_counted_as_clients_counted_their_visits(clients: Clients) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("clock", [None, "exponential", "dynamic", "lognormal", "trace"])
+def test_rounds_are_counted_as_clients_counted_their_visits(
+    clock: str | None, share: float, clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who took part is drawn again afterwards; clients themselves have counted."""
-    made = personal(clients, stragglers="srpfl", clock="dynamic", n0=2, stage_rounds=2)
+    engines: list[InProcess] = []
+
+    def engine(*given: Any, **more: Any) -> InProcess:
+        engines.append(InProcess(*given, **more))
+        return engines[0]
+
+    monkeypatch.setattr(personal_run, "InProcess", engine)
+    more: dict[str, Any] = {} if clock is None else {"clock": clock, "stragglers": "srpfl", "n0": 1, "stage_rounds": 2}
+    if clock == "trace":
+        more["trace"] = str(tmp_path / "trace.csv")
+        lines = [f"{name},{r},{(7 * i + 5 * r) % 11}\n" for i, name in enumerate(clients.names) for r in range(3)]
+        (tmp_path / "trace.csv").write_text("client,round,seconds\n" + "".join(lines))
+    made = personal(clients, training={"rounds": 6, "participation": share}, **more)
+    assert torch.equal(made.per_client["rounds"], engines[0].worker.private[0]["visits"])
     told = [r for r in made.rounds if "loss" in r.info]
     assert int(made.per_client["rounds"].sum()) == sum(r.participants for r in told)
+    assert ("seconds" in made.per_client) == (clock is not None)
+
+
+def test_the_number_of_clients_in_stages_and_who_was_left_out_are_told(clients: Clients) -> None:
+    made = personal(clients, stragglers="srpfl", clock="dynamic", n0=2, stage_rounds=2)
+    told = [r for r in made.rounds if "loss" in r.info]
     assert [r.info["enough"] for r in told] == [2, 2, 4, 4, 8, 8]
     assert any("never took part" in said for said in made.warnings) == bool((made.per_client["rounds"] == 0).any())
     assert any("training ended with the fastest 8 of 10" in said for said in made.warnings)
@@ -138,6 +162,38 @@ def test_stages_take_less_time_than_everyone(clients: Clients) -> None:
     assert everyone.virtual_time == pytest.approx(6 * slowest)  # speeds are fixed, and a round's work is the unit
     late = personal(clients, clock="exponential", communication=10.0)
     assert late.virtual_time == pytest.approx(everyone.virtual_time + 60)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "classes", "given", "step_size"),
+    [((6,), False, None, 0.01), ((6,), True, None, 0.1), ((6,), False, 0.2, 0.2), ((), False, 0.2, 0.2)],
+)
+def test_steps_are_short_where_errors_are_squared_and_mamls_inner_step_is_as_long(
+    hidden: tuple[int, ...], classes: bool, given: float | None, step_size: float
+) -> None:
+    x, y, site = rows()
+    made = MAML(hidden=hidden, rounds=1, step_size=given, participation=0.2).fit(x, y > 0 if classes else y, site)
+    assert made.personal_.fit.step_size == step_size  # alpha, which clients go on with
+    other = MAML(hidden=hidden, rounds=1, step_size=given, participation=0.2, alpha=0.003)
+    assert other.fit(x, y > 0 if classes else y, site).personal_.fit.step_size == 0.003
+
+
+def test_wide_networks_learn_numbers_without_diverging() -> None:
+    """Skewed features and heads of 64 units: with steps of 0.1 this ends in infinity."""
+    draw = np.random.default_rng(0)
+    x, site = draw.lognormal(sigma=1.5, size=(600, 20)), np.repeat(np.arange(20), 30)
+    y = x @ draw.normal(size=20) + draw.normal(size=20)[site]
+    kept = FedRep(hidden=(64,), rounds=5).fit(x, y, site)
+    assert bool(kept.theta_.isfinite().all())
+    assert kept.score(x, y, site) > 0.5
+    with pytest.warns(ConvergenceWarning, match="diverged"):
+        FedRep(hidden=(64,), rounds=5, step_size=0.1).fit(x, y, site)
+
+
+def test_one_client_is_served_and_told_that_it_shares_nothing() -> None:
+    x, y, site = rows(1)
+    made = personal(from_arrays(x, y, site))
+    assert made.warnings == ["there is only one client, so nothing is shared: check the client column"]
 
 
 def test_measuring_on_the_way_changes_nothing(clients: Clients) -> None:
@@ -290,6 +346,7 @@ def test_a_killed_run_resumes_bit_equal(run: Path, data: Path, tmp_path: Path, m
     ("words", "sentence", "hint"),
     [
         (["--method", "fedrep", "--hidden", ""], "this one has one layer", "--hidden"),
+        (["--method", "lg-fedavg", "--hidden", ""], "this one has one layer", "--hidden"),
         (["--method", "fedrep", "--layers", "9"], "no layer '9'", "its layers are"),
         (["--method", "fedrep", "--layers", "0,1"], "all of the model's layers", "choose some"),
         (["--method", "fedrep", "--stragglers", "srpfl"], "without a clock nobody is faster", "--clock exponential"),
@@ -298,6 +355,7 @@ def test_a_killed_run_resumes_bit_equal(run: Path, data: Path, tmp_path: Path, m
         (["--method", "fedrep", *STAGES, "--set", "personal.n0=13"], "12 clients take part", "at most 12"),
         (["--method", "fedrep", "--clock", "sundial"], "personal.clock is 'sundial'", "coterie fit --help"),
         (["--method", "fedrep", "--trace", "nowhere.csv"], "there is no trace", "CSV or Parquet"),
+        (["--method", "fedrep", "--clock", "dynamic", "--trace", "a.csv"], "clock=trace and trace together", "--help"),
         (["--method", "fedrep", "--set", "personal.alpha=0.1"], "it is for maml", "leave it out"),
         (["--method", "maml", "--layers", "1"], "it is for fedrep and lg-fedavg", "leave it out"),
         (["--method", "maml", "--set", "training.momentum=0.5"], "plain gradient steps", "leave it out"),

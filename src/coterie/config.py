@@ -179,8 +179,9 @@ class PersonalOptions(_Options):
 
     `layers` empty: the last layer is personal for FedRep, all but the last two for LG-FedAvg. `head_epochs` are passes with
     the personal part, `body_epochs` with what is shared (or with all of the model), in batches of 10 rows when
-    `training.batch_size` is not given. `alpha` None: a tenth of the step size. `n0` None: a tenth of the clients. With a
-    `clock`, seconds are for a round's work; `trace` is its file.
+    `training.batch_size` is not given. `alpha` None: as long as the step size. `n0` None: a tenth of the clients. With a
+    `clock`, seconds are for a round's work; `trace` is its file. `training.step_size` None is 0.01 for networks that learn
+    numbers, and as elsewhere for others.
     """
 
     layers: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.algorithms.averaging import State
 from coterie.algorithms.fedrep import Run, partly_shared
 from coterie.local import Training
-from coterie.models import Model, Part, last_layers, layer_names
+from coterie.models import Model, Part, first_layers
 
 __all__ = ["State", "lg_fedavg"]
 
@@ -47,13 +47,10 @@ def lg_fedavg(
     model, rounds, step_size, seed, decay, weighting, start, tol
         As for `fedrep`.
     """
-    if personal is None:
-        top = last_layers(model, 2)
-        personal = tuple(name for name in layer_names(model) if name not in top)
     together: tuple[tuple[Part, Training], ...] = (("both", training),)
     return (
         yield from partly_shared(
-            state, model=model, personal=personal, rounds=rounds, step_size=step_size, seed=seed,
+            state, model=model, personal=first_layers(model, 2) if personal is None else personal, rounds=rounds, step_size=step_size, seed=seed,
             turns=together if alternating is None else (("personal", training), ("shared", alternating)),
             decay=decay, weighting=weighting, start=start, tol=tol,
         )

@@ -22,7 +22,7 @@ class MAML(Personalised):
     step_size : float, optional
         beta, of the local steps.
     alpha : float, optional
-        Of the inner step, and of the steps that a client takes before it uses the model; a tenth of beta by default.
+        Of the inner step, and of the steps that a client takes before it uses the model; as long as beta by default.
     hessian, delta : {"free", "first-order"}, float
         Whether the Hessian is applied by finite differences of this width, or dropped.
     tune_steps : int

@@ -4,7 +4,17 @@
 from coterie.models.dense import Dense, linear_regression, mlp, softmax_regression
 from coterie.models.losses import Loss, loss_gradient, row_loss
 from coterie.models.network import Network, lenet
-from coterie.models.split import Part, Split, Tail, last_layers, layer_names, named_layers, split, tail
+from coterie.models.split import (
+    Part,
+    Split,
+    Tail,
+    first_layers,
+    last_layers,
+    layer_names,
+    named_layers,
+    split,
+    tail,
+)
 
 __all__ = [
     "Dense",
@@ -14,6 +24,7 @@ __all__ = [
     "Part",
     "Split",
     "Tail",
+    "first_layers",
     "last_layers",
     "layer_names",
     "lenet",

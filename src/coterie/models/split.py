@@ -12,7 +12,17 @@ from coterie.errors import ConfigError
 from coterie.models.dense import Dense
 from coterie.models.network import Network
 
-__all__ = ["Part", "Split", "Tail", "last_layers", "layer_names", "named_layers", "split", "tail"]
+__all__ = [
+    "Part",
+    "Split",
+    "Tail",
+    "first_layers",
+    "last_layers",
+    "layer_names",
+    "named_layers",
+    "split",
+    "tail",
+]
 
 Part = Literal["personal", "shared", "both"]
 
@@ -28,6 +38,12 @@ def last_layers(model: Dense | Network, n: int) -> tuple[str, ...]:
     """Names of the last n layers, and of fewer when one would not be left."""
     names = layer_names(model)
     return names[max(1, len(names) - n) :]
+
+
+def first_layers(model: Dense | Network, n: int) -> tuple[str, ...]:
+    """Names of all but the last n layers, and of one at least."""
+    names = layer_names(model)
+    return names[: max(1, len(names) - n)]
 
 
 def named_layers(model: Dense | Network, beginnings: Iterable[str], option: str) -> frozenset[str]:

@@ -193,6 +193,8 @@ def _warnings(fitted: FittedPersonal, how: Plan) -> list[str]:
         out.append(
             f"training ended with the fastest {last} of {how.n_clients} clients: raise training.rounds, or shorten stages"
         )
+    if len(count) == 1:
+        out.append("there is only one client, so nothing is shared: check the client column")
     never = int((count == 0).sum())
     if never:
         part = "fitted their part of the model" if how.layers else "went on from the model"
