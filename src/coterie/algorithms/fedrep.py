@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.averaging import State, averaged
 from coterie.local import Training
-from coterie.local.personal import hold
+from coterie.local.personal import hold, share_of_work
 from coterie.models import Model, Part, last_layers, split
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
@@ -117,7 +117,7 @@ def partly_shared(
             },
             fold={"update": WeightedMean("weight"), "loss": WeightedMean("n"), "n": Sum()},
             fresh={"personal": own.clone(), "visits": torch.tensor(0)},
-            work=sum(how.work() for _, how in turns),
+            work=sum(how.work() * share_of_work(model, cut, part) for part, how in turns),
             scratch=model.n_outputs,
         )
 

@@ -15,7 +15,7 @@ from coterie.local.sgd import Training, train
 from coterie.models import Model, Network, Part, Split, Tail, tail
 from coterie.protocol import Block
 
-__all__ = ["HalfFixed", "hold", "train_part"]
+__all__ = ["HalfFixed", "hold", "share_of_work", "train_part"]
 
 
 def train_part(
@@ -102,13 +102,24 @@ class HalfFixed:
         return client_losses(self.model, torch.stack(scored), self.rows[0])
 
 
+def moving_tail(model: Model, split: Split, part: Part) -> Tail | None:
+    """The layers that move, if those below are fixed; augmented rows differ in every step, so nothing is made once."""
+    augmented = isinstance(model, Network) and model.augment is not None
+    return None if augmented or part == "both" else tail(model, split.moving(part))
+
+
+def share_of_work(model: Model, split: Split, part: Part) -> float:
+    """What a step with this part costs, of one through all layers: on features that are made once, a head is cheap."""
+    last = moving_tail(model, split, part)
+    return 1.0 if last is None else last.model.n_parameters / model.n_parameters
+
+
 def hold(model: Model, split: Split, part: Part, shared: Tensor, personal: Tensor, data: Block) -> HalfFixed:
     """Fix one part of every client's model, and make of the rows what the other part will see.
 
-    Parameters as for `train_part`. Rows that are augmented differ in every step, so they stay as they are.
+    Parameters as for `train_part`.
     """
-    augmented = isinstance(model, Network) and model.augment is not None
-    last = None if augmented or part == "both" else tail(model, split.moving(part))
+    last = moving_tail(model, split, part)
     if last is None:
         return HalfFixed(model, split, part, None, [data] * len(personal))
     below = shared if part == "personal" else personal
