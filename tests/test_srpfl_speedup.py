@@ -22,7 +22,7 @@ from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors
 from coterie.studies import srpfl_speedup as speedup
 from coterie.studies.srpfl_speedup import Settings, run, settings
 from coterie.studies.srpfl_speedup_theory import Law, everyone, planned, spent
-from coterie.studies.srpfl_speedup_training import CONTRACTION, Curve, Plant, arrival, limit, train
+from coterie.studies.srpfl_speedup_training import CONTRACTION, Curve, Plant, arrival, train
 
 SMALL = Settings(clients=(16, 32, 64), communication=(0.0, 2.0), c_hat=(1.1, 1.3), trained=(), seeds=2, seed=3, jobs=1)
 LAW = Law(0.25, 1)
@@ -218,7 +218,9 @@ def test_the_fit_is_that_of_a_line(outcome: Any) -> None:
 
 # -- training ---------------------------------------------------------------------------------------------------------
 def test_training_reaches_with_stages_what_it_reaches_with_everyone_in_less_time() -> None:
-    found = run(Settings(clients=(16,), communication=(0.0,), c_hat=(1.2,), trained=(16, 64), seeds=4, jobs=1))
+    found = run(
+        Settings(clients=(16,), communication=(0.0,), c_hat=(1.2,), trained=(16, 64), features=20, seeds=3, jobs=1)
+    )
     trained = [r for r in found.rows if r["stages"] == "trained"]
     assert [r["n_clients"] for r in trained] == [16, 64]
     assert all(r["ratio"] < 0.8 and r["rounds_srpfl"] > r["rounds_fedrep"] for r in trained)
@@ -231,28 +233,27 @@ def test_a_client_has_the_rows_that_theorem_4_5_wants() -> None:
 
 
 def test_both_methods_are_trained_until_they_have_settled_at_the_same_distance() -> None:
-    curves = train(Plant(features=10, rank=1, noise=1.0, first=1), (32, 0))
+    curves = train(Plant(features=10, rank=2, noise=1.0, first=2), (32, 0))
     fedrep, staged = curves["fedrep"].distance, curves["srpfl"].distance
-    assert fedrep[0] == staged[0] > 0.8
+    assert fedrep[0] == pytest.approx(math.sqrt(0.5))  # 45 degrees
+    assert staged[0] == fedrep[0]
     assert staged[-1] == pytest.approx(fedrep[-1], rel=0.01)
     assert fedrep[-1] == pytest.approx(fedrep[-5], rel=0.01)
-    rounds = planned(Law(CONTRACTION, 1), 32, 1.0001 * Law(CONTRACTION, 1).limit(32), stages="rounds")
-    assert len(staged) == 1 + sum(t for _, t in rounds)
+    law = Law(CONTRACTION, 2)
+    assert len(staged) == 1 + sum(t for _, t in planned(law, 32, 1.0001 * law.limit(32), stages="rounds"))
 
 
-def test_training_arrives_when_the_mean_of_all_seeds_does() -> None:
-    time = np.array([0.0, 1.0, 2.0])
-    found = [{"fedrep": Curve(np.array([1.0, far, 0.1]), time)} for far in (0.4, 0.2)]
-    assert limit(found) == pytest.approx(0.1)
-    assert arrival(found, "fedrep", 0.31) == 1
-    assert arrival(found, "fedrep", 0.29) == 2
-    for never in (1.0, 0.05):
-        with pytest.raises(ConfigError, match=r"from distance 1\.00 to 0\.10"):
-            arrival(found, "fedrep", never)
+def test_training_arrives_in_the_first_round_at_the_target() -> None:
+    curve = Curve(np.array([0.7, 0.4, 0.1]), np.array([0.0, 1.0, 2.0]))
+    assert arrival(curve, 0.41) == 1
+    assert arrival(curve, 0.39) == 2
+    for never in (0.7, 0.05):
+        with pytest.raises(ConfigError, match=r"from distance 0\.70 to 0\.10"):
+            arrival(curve, never)
 
 
 def test_the_same_seed_gives_the_same_rows_in_any_number_of_processes() -> None:
-    few = replace(SMALL, clients=(16,), c_hat=(1.2,), trained=(16,))
+    few = replace(SMALL, clients=(16,), c_hat=(1.2,), trained=(16,), features=10)
     assert run(replace(few, jobs=2)).rows == run(few).rows
 
 
@@ -281,8 +282,8 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> Non
 
 
 def test_the_command_prints_one_document() -> None:
-    options = ("--clients", "16,32", "--communication", "0,1", "--trained", "16", "--seeds", "2", "--jobs", "1")
-    document = json.loads(coterie("study", speedup.NAME, "--json", *options).out)
+    options = ["--clients", "16,32", "--communication", "0,1", "--trained", "16", "--features", "10", "--seeds", "2"]
+    document = json.loads(coterie("study", speedup.NAME, "--json", *options, "--jobs", "1").out)
     assert document["study"] == "srpfl-speedup"
     assert {"n_clients", "communication", "c_hat", "time_srpfl", "time_fedrep", "ratio"} <= document["rows"][0].keys()
     assert len(document["rows"]) == 2 * 2 * 2 * 3 + 2

@@ -37,11 +37,14 @@ class Law:
         Clients of the first stage.
     first_limit : float, optional
         What n0 clients reach in the limit; the theorem's by default, which is above 2 and says nothing about them.
+    start : float
+        The distance that everything begins at.
     """
 
     a: float
     n0: int
     first_limit: float | None = None
+    start: float = 1.0
 
     @property
     def rate(self) -> float:
@@ -73,14 +76,14 @@ class Law:
 
 # -- plans ------------------------------------------------------------------------------------------------------------
 def everyone(law: Law, n_clients: int, target: float) -> Plan:
-    """FedRep: all clients in every round, from distance 1 (Lemma B.3)."""
-    return [(n_clients, law.until(1.0, n_clients, target))]
+    """FedRep: all clients in every round, as in Lemma B.3."""
+    return [(n_clients, law.until(law.start, n_clients, target))]
 
 
 def planned(
     law: Law, n_clients: int, target: float, *, stages: Literal["rounds", "distance"], communication: float = 0.0
 ) -> Plan:
-    """SRPFL: say how many rounds it spends with how many clients, from distance 1.
+    """SRPFL: say how many rounds it spends with how many clients.
 
     Parameters
     ----------
@@ -95,7 +98,7 @@ def planned(
     communication : float
         C, which doubling points depend on and tau_r does not.
     """
-    times, distance, n = exponential_order(n_clients), 1.0, law.n0
+    times, distance, n = exponential_order(n_clients), law.start, law.n0
     plan: Plan = []
     while n < n_clients:
         if stages == "rounds":
