@@ -143,7 +143,8 @@ def fit_command(
         "training": {}, "mixture": {"n_components": n_components},
         "personal": {
             "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
-            "stragglers": stragglers, "clock": "trace" if trace is not None and clock is None else clock, "communication": communication,
+            "stragglers": stragglers, "communication": communication,
+            "clock": "trace" if trace is not None and clock is None else clock,
             "trace": None if trace is None else str(trace.resolve()),
         },
     }  # fmt: skip

@@ -50,7 +50,8 @@ def lg_fedavg(
     together: tuple[tuple[Part, Training], ...] = (("both", training),)
     return (
         yield from partly_shared(
-            state, model=model, personal=first_layers(model, 2) if personal is None else personal, rounds=rounds, step_size=step_size, seed=seed,
+            state, model=model, personal=first_layers(model, 2) if personal is None else personal, rounds=rounds,
+            step_size=step_size, seed=seed,
             turns=together if alternating is None else (("personal", training), ("shared", alternating)),
             decay=decay, weighting=weighting, start=start, tol=tol,
         )

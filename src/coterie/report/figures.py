@@ -54,7 +54,7 @@ def methods(run: Run, table: Comparison) -> Figure:
 def training(run: Run) -> list[Figure]:
     """Draw loss and held-out metric by round, and by virtual time where there is a clock."""
     wanted = [
-        _by_round(run, "loss", "Loss by round", "loss", plain_ticks),
+        _by_round(run, "loss", "Loss by round", "loss", plain_ticks, note=_stages_note(run)),
         _by_round(run, "test_metric", f"Held-out {run.metric.name} by round", run.metric.name, run.metric.form),
         _by_round(
             run,
@@ -70,7 +70,9 @@ def training(run: Run) -> list[Figure]:
     return [found for found in wanted if found is not None]
 
 
-def _by_round(run: Run, column: str, title: str, y_label: str, form: TickFormat, clock: str = "round") -> Figure | None:
+def _by_round(
+    run: Run, column: str, title: str, y_label: str, form: TickFormat, clock: str = "round", note: str = ""
+) -> Figure | None:
     """Draw one column over rounds or time, the chosen restart strong and the others faint."""
     lines = []
     for restart in run.restarts:
@@ -87,7 +89,7 @@ def _by_round(run: Run, column: str, title: str, y_label: str, form: TickFormat,
         return None
     values = np.array([v for line in lines for v in line.y if np.isfinite(v)])
     log_y = column in ("loss", "change") and values.min() > 0 and values.max() > 50 * values.min()
-    x_label = "round" if clock == "round" else "virtual time"
+    x_label = "round" if clock == "round" else "virtual time (seconds)"
     svg = line_chart(
         lines,
         x_label=x_label,
@@ -99,7 +101,23 @@ def _by_round(run: Run, column: str, title: str, y_label: str, form: TickFormat,
     )
     others = len(lines) - 1
     names = f"restart {run.chosen}, kept", f"{others} other restart{'s' * (others > 1)}"
-    return figure(title, svg, [Key(names[0], "k0", "line"), Key(names[1], "plain faint", "line")] if others else ())
+    keys = [Key(names[0], "k0", "line"), Key(names[1], "plain faint", "line")] if others else []
+    return figure(title, svg, keys, note)
+
+
+def _stages_note(run: Run) -> str:
+    """Say when more clients joined, where rounds began with few: the loss of who joins is that of an untrained part."""
+    if run.chosen is None:
+        return ""
+    enough, rounds = (run.round_column(name, run.chosen) for name in ("enough", "round"))
+    if enough is None or rounds is None or enough[0] == enough[-1]:
+        return ""
+    joined = rounds[1:][np.diff(enough) > 0]
+    when = ", ".join(count(r) for r in joined)
+    return (
+        f"The fastest {count(enough[0])} clients begin, more join in round{'s' * (len(joined) > 1)} {when}, and "
+        f"{count(enough[-1])} take part in the end. The loss rises where clients join: they have not trained yet."
+    )
 
 
 def cluster_sizes(run: Run) -> Figure | None:

@@ -39,18 +39,23 @@ def personal(run: Run) -> Spread | None:
 
 def _sentences(run: Run) -> list[str]:
     layers, never = run.results.get("layers") or [], number(run.results.get("never_visited"))
-    kept = f"A client's own: {', '.join(map(str, layers))}." if layers else "Clients go on from a common model."
+    kept = "Each client goes on from a common model, with steps of its own."
+    if layers:
+        word = f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
+        kept = f"Each client has {word} of the model to itself; all share the others."
     out = [f"{kept} Clients count alike here, however many rows they have."]
     if never:
-        out.append(f"{count(never)} clients never took part, and fitted what is their own after training.")
+        who = "1 client" if never == 1 else f"{count(never)} clients"
+        out.append(f"{who} never took part, and fitted what is their own after training.")
     return out
 
 
 def _rows(run: Run, spread: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     labels = {str(m.get("method")): str(m.get("label")) for m in run.results.get("methods") or []}
     found = {name: said for name, said in spread.items() if isinstance(said, dict)}
-    columns = [run.metric.texts([number(said.get(key)) for said in found.values()]) for key in _FIGURES]
-    return [(labels.get(name, name), [column[i] for column in columns]) for i, name in enumerate(found)]
+    texts = run.metric.texts([number(said.get(key)) for said in found.values() for key in _FIGURES])
+    width = len(_FIGURES)
+    return [(labels.get(name, name), texts[i * width : (i + 1) * width]) for i, name in enumerate(found)]
 
 
 def _fares(run: Run) -> Figure | None:
@@ -108,6 +113,7 @@ def _participation(run: Run) -> Figure | None:
             x_label="seconds that a round takes the client, on average",
             y_label=y_label,
             title=title,
+            integer_y=True,
         )
         note = f"From {count(rounds.min())} to {count(rounds.max())} rounds; the slowest are at the right."
     return figure(title, svg, (), note + thinned(len(keep), len(order)))

@@ -133,6 +133,7 @@ def scatter(
     y_label: str = "",
     title: str = "",
     axes: bool = True,
+    integer_y: bool = False,
     size: tuple[float, float] = (WIDTH, HEIGHT),
     standalone: bool = False,
 ) -> str:
@@ -150,9 +151,11 @@ def scatter(
         What shows when the pointer rests on a point.
     axes : bool
         Without axes there is only a frame: for maps whose coordinates have no meaning of their own.
+    integer_y : bool
+        Ticks of y at whole numbers only.
     """
     pad = (0.04, 0.05)
-    plot = Plot.fit(x, y, size=size, pad=pad)
+    plot = Plot.fit(x, y, size=size, pad=pad, integer=(False, integer_y))
     if axes:
         body = plot.axes(x_label, y_label)
     else:

@@ -17,7 +17,7 @@ _METHOD_NAMES = {
     "fedavg": "FedAvg",
     "fedrep": "FedRep",
     "lg-fedavg": "LG-FedAvg",
-    "maml": "Per-FedAvg",
+    "maml": "MAML (Per-FedAvg)",
     "srpfl": "SRPFL",
     "fedgrem": "FedGrEM",
     "em": "Federated EM",
@@ -54,7 +54,10 @@ class Comparison(NamedTuple):
 def method_name(run: Run) -> str:
     """Name the method as its paper does."""
     key = str(run.info.get("method") or "")
-    return _METHOD_NAMES.get(key, key.replace("_", " ")) or "Run"
+    name = _METHOD_NAMES.get(key, key.replace("_", " ")) or "Run"
+    personal = run.part("config").get("personal")
+    staged = isinstance(personal, dict) and personal.get("stragglers") == "srpfl"
+    return f"{name} in stages (SRPFL)" if staged else name
 
 
 def started(run: Run) -> str:

@@ -45,7 +45,7 @@ _TITLES = {
     "train_log_likelihood": "train log-likelihood",
     "own": "own share",
     "rmse": "RMSE",
-    "rounds": "rounds with it",
+    "rounds": "rounds taken part in",
     "seconds": "seconds a round",
 }
 _METRICS = ("metric", "metric_global", "metric_local")
