@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from coterie import keys
 from coterie.algorithms.fedavg import fedavg
 from coterie.algorithms.fedrep import State, fedrep, first_model, partly_shared
+from coterie.algorithms.lg_fedavg import lg_fedavg
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.local import Training, own_outputs, personal
@@ -224,6 +225,20 @@ def test_a_module_that_cannot_be_cut_gives_the_same(kernel: Any) -> None:
         )
         outcomes.append((state.theta, engine.worker.private[0]["personal"]))
     torch.testing.assert_close(outcomes[0], outcomes[1], **TIGHT)
+
+
+def test_work_counts_passes_by_the_layers_that_they_go_through() -> None:
+    def work(algorithm: Any, model: Model) -> float:
+        run = algorithm(None, model=model, rounds=1, step_size=0.1, seed=0)
+        next(run)
+        return float(next(run).work)
+
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double()  # 16 and 5 parameters
+    noisy = Network(module, "squared", augment=lambda x, ks: x + keys.uniform(ks, x.shape[-1]))
+    for model in (mlp(3, 4, n_outputs=1), Network(module, "squared")):
+        assert work(fedrep, model) == pytest.approx(10 * 5 / 21 + 5)
+        assert work(lg_fedavg, model) == 5
+    assert work(fedrep, noisy) == 15  # rows differ in every step: nothing is made once
 
 
 def test_augmented_rows_are_not_kept_as_features() -> None:

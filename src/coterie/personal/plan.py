@@ -37,9 +37,7 @@ from coterie.protocol import Ask
 __all__ = ["Plan", "check_personal", "plan", "prepare_personal"]
 
 _BATCH = 10  # rows, as in the paper, when nobody says
-_SMALL_STEP = (
-    0.01  # as in the paper; with squared errors of batches so small, networks diverge at 0.1 on much real data
-)
+_SMALL_STEP = 0.01  # as in the paper: squared errors of such batches make networks diverge at 0.1 on real data
 _TITLES = {
     ("fedrep", "none"): "FedRep", ("fedrep", "srpfl"): "SRPFL",
     ("lg-fedavg", "none"): "LG-FedAvg", ("lg-fedavg", "srpfl"): "LG-SRPFL",
@@ -129,9 +127,7 @@ def _program(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> Pr
 
 
 def _alpha(p: PersonalOptions, made: Prepared) -> float:
-    return (
-        p.alpha or made.step_size
-    )  # the paper has one step size; for linear models it is 1/L, the most that MAML allows
+    return p.alpha or made.step_size  # the paper has one step; for linear models it is 1/L, the most MAML allows
 
 
 def _passes(options: FitOptions, epochs: int) -> Training:
