@@ -138,7 +138,7 @@ def settings(dataset: str, *, quick: bool = False) -> Settings:
     """Give a data set's settings; with `quick`, fewer clients, images, units and rounds, and longer steps."""
     made = Settings(dataset)
     if dataset == "cifar":
-        made = replace(made, channels=64, hidden=(120, 64), epochs=1, head_epochs=1, rounds=50)
+        made = replace(made, channels=64, hidden=(120, 64), epochs=1, head_epochs=1, rounds=73)
     if not quick:
         return made
     fewer = replace(made, clients=50, rows=60, rounds=40, step_size=0.03, evaluate_every=4)  # stages of 5, 10, ... 40, 50
