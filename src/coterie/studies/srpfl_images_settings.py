@@ -141,7 +141,9 @@ def settings(dataset: str, *, quick: bool = False) -> Settings:
         made = replace(made, channels=64, hidden=(120, 64), epochs=1, head_epochs=1, rounds=73)
     if not quick:
         return made
-    fewer = replace(made, clients=50, rows=60, rounds=40, step_size=0.03, evaluate_every=4)  # stages of 5, 10, ... 40, 50
+    fewer = replace(
+        made, clients=50, rows=60, rounds=40, step_size=0.03, evaluate_every=4
+    )  # stages of 5, 10, ... 40, 50
     if dataset == "cifar":
         return replace(fewer, channels=8, hidden=(32, 16), rounds=20)
     return replace(fewer, hidden=(128, 64, 32), epochs=3, head_epochs=6, tune_epochs=3)
