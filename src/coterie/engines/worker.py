@@ -25,12 +25,15 @@ class Answer:
     ids : Tensor
         Who answered, ascending: the order of stacked fields.
     bytes_up : int
-        What all clients' own replies would take.
+        What all clients' own replies would take; from afar, what the replies took that came.
+    bytes_down : int, optional
+        What was sent; None where nothing travels.
     """
 
     parts: dict[str, Tensors]
     ids: Tensor
     bytes_up: int
+    bytes_down: int | None = None
 
 
 class Worker:
