@@ -20,7 +20,7 @@ import torch
 
 import coterie as package
 from command import Said, coterie, process, refused
-from coterie import cli, fit_runs, screen
+from coterie import fit_runs, screen
 from coterie.engines.in_process import Round
 from coterie.runs import load_run
 from helpers import KilledError
