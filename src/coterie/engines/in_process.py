@@ -50,12 +50,34 @@ class InProcess:
 
     def ask(self, ask: Ask, *, run: int = 0) -> Replies:
         """Put one question to everyone (or to whom it names), outside any round."""
-        ids = torch.arange(self.worker.rows.n_clients) if ask.to is None else ask.to
-        return finish(ask, self.worker.answer({run: ask}, ids)[run], ids, 0.0)
+        return self.asks({run: ask})[run]
+
+    def asks(self, asks: Mapping[int, Ask]) -> dict[int, Replies]:
+        """Put several runs' questions to the same clients, in one pass over their rows."""
+        to = next(iter(asks.values())).to
+        ids = torch.arange(self.worker.rows.n_clients) if to is None else to
+        return {run: finish(asks[run], answer, ids, 0.0) for run, answer in self.worker.answer(asks, ids).items()}
+
+    def revealed(self, runs: Sequence[int]) -> list[Tensors]:
+        """Private state of all clients.  [M, ...] each"""
+        return [self.worker.private[run] for run in runs]
+
+    @property
+    def private(self) -> dict[int, Tensors]:
+        """Run -> name -> [M, ...] what clients keep."""
+        return self.worker.private
+
+    @private.setter
+    def private(self, private: dict[int, Tensors]) -> None:
+        self.worker.private = private
 
     def run(self, programs: Sequence[Program], **how: Any) -> Finished:
         """Run programs side by side, a round of all at a time: see `drive` for what can be said."""
         return drive(self, programs, **how)
+
+    @property
+    def heard(self) -> None:
+        """Not counted: who takes part is drawn by key, and drawing again tells."""
 
     # -- what the drive asks ------------------------------------------------------------------------------------------
     @property
