@@ -24,6 +24,7 @@ from coterie import model_folder
 from coterie.algorithms.preparation import Scaling
 from coterie.config import PERSONAL, FitOptions
 from coterie.data.clients import Clients
+from coterie.data.remote import RemoteRows
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, RunError
@@ -216,7 +217,7 @@ def _fingerprint(clients: Clients) -> str:
     for rows in (clients.train, clients.test, clients.newcomers):
         if rows is not None:
             seen.update("\0".join(rows.names.tolist()).encode() + rows.layout.counts.tobytes())
-            for block in rows.blocks():
+            for block in () if isinstance(rows, RemoteRows) else rows.blocks():
                 for part in (block.x, block.y):
                     seen.update(b"" if part is None else part.contiguous().numpy().data)
     return seen.hexdigest()

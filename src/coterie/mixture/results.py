@@ -12,7 +12,7 @@ from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.judging import judge_ask, responsibilities
 from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
+from coterie.engines.chosen import engine_on
 from coterie.models.mixtures import Family, Gaussian
 from coterie.protocol import Tensors
 
@@ -139,7 +139,7 @@ def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
 
 def log_likelihood(fit: MixtureFit, rows: Ragged) -> Tensor:
     """Mean log-likelihood of every client's rows, zero for who has none; the clients must be those of the fit.  [M]"""
-    got = InProcess(rows).ask(judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
+    got = engine_on(rows).ask(judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
     likelihood: Tensor = got["likelihood"]
     return likelihood
 
