@@ -187,6 +187,12 @@ class Ragged:
         """One client's rows."""
         return next(self.blocks(torch.tensor([number])))
 
+    def values(self) -> Iterator[bytes]:
+        """All features and targets, for a fingerprint."""
+        for block in self.blocks():
+            for part in (block.x, block.y):
+                yield b"" if part is None else part.contiguous().numpy().tobytes()
+
     @property
     def owners(self) -> np.ndarray:
         """[N] the client of every row, in the order of storage."""

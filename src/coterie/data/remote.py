@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that are elsewhere: the server knows whose they are and how many, and says in words what is to be done to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -144,6 +144,10 @@ class RemoteRows(Ragged):
         if name not in self.known:
             self.known[name] = make()
         return self.known[name]
+
+    def values(self) -> Iterator[bytes]:
+        """What nodes say of their values."""
+        yield self.federation.fingerprint.encode()
 
     def blocks(self, *_: Any, **__: Any) -> Any:
         """Refuse: rows do not leave their node."""

@@ -26,10 +26,11 @@ from coterie.protocol import Tensors
 
 __all__ = ["Holding", "answer", "refuse_mods"]
 
-_WORKERS = 8  # sets of rows, scaled and split, that a process keeps ready
+_LOADED = 16  # nodes' rows that a process keeps: in a simulation one process stands for several nodes
+_WORKERS = 64  # sets of rows, scaled and split, that a process keeps ready
 _MASKING = {"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod", "secagg_mod", "secaggplus_mod"}
 
-_loaded: dict[tuple[str, str], tuple[Clients, str]] = {}
+_loaded: OrderedDict[str, Clients] = OrderedDict()
 _workers: OrderedDict[str, Worker] = OrderedDict()
 
 
@@ -50,6 +51,8 @@ class Holding:
         Networks of one's own by the names that the server has for them.
     opaque : bool
         Whether the server hears of clients by their keys and not by their names.
+    version : str
+        What else decides which rows `load` gives: with another one a process reads them anew.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Holding:
     folder: Path
     modules: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
     opaque: bool = False
+    version: str = ""
 
 
 def answer(message: Message, holding: Holding) -> Message:
@@ -107,7 +111,7 @@ def _introduce(asked: Hello, holding: Holding) -> Introduction:
             counts[part] = _counts_of(there.names, there.counts, rows.names, part)
     return Introduction(
         holding.name, {name: version(name) for name in ("coterie", "torch")}, tuple(registry.steps()),
-        clients.schema.model_dump_json(), names, keys, counts, _empty_row(clients),
+        clients.schema.model_dump_json(), names, keys, counts, _empty_row(clients), clients.fingerprint(),
     )  # fmt: skip
 
 
@@ -128,7 +132,7 @@ def _empty_row(clients: Clients) -> Tensors:
 
 def _data(holding: Holding, schema: str | None) -> tuple[Clients, str]:
     """The node's rows, and what tells them from others; read once by a process."""
-    key = (f"{holding.folder}/{holding.name}", schema or "")
+    key = f"{holding.folder}/{holding.name} {holding.version} {schema or ''}"
     if key not in _loaded:
         clients = holding.load(None if schema is None else Schema.model_validate_json(schema))
         if schema is not None and clients.schema != Schema.model_validate_json(schema):
@@ -136,8 +140,10 @@ def _data(holding: Holding, schema: str | None) -> tuple[Clients, str]:
                 "columns, levels or classes are not those of the federation, and this node cannot read its rows so",
                 "give all nodes the same columns and classes",
             )
-        _loaded[key] = clients, repr(key)
-    return _loaded[key]
+        _loaded[key] = clients
+        while len(_loaded) > _LOADED:
+            _loaded.popitem(last=False)
+    return _loaded[key], key
 
 
 # -- questions --------------------------------------------------------------------------------------------------------

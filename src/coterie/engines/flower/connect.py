@@ -27,6 +27,11 @@ class Federation:
     def __init__(self, link: Link) -> None:
         self.link = link
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells the nodes' rows from others."""
+        return " ".join(node.said.fingerprint for node in self.link.nodes.values())
+
     def engine(self, rows: RemoteRows, **options: Any) -> OnFlower:
         """Make an engine for these rows."""
         return OnFlower(self.link, rows, **options)

@@ -48,6 +48,8 @@ class Introduction:
         Part -> [m] rows of each client.
     row : dict
         x, y -> a tensor without rows that says shape and precision.
+    fingerprint : str
+        What tells its rows from others: a run is not continued on other data.
     """
 
     node: str
@@ -58,6 +60,7 @@ class Introduction:
     keys: Tensor
     counts: Tensors
     row: Tensors
+    fingerprint: str
     protocol: int = PROTOCOL
 
 
