@@ -77,16 +77,15 @@ class Connection:
             [tool("flwr"), *words], env=environment(self.home), capture_output=True, text=True, check=False
         )
         if done.returncode:
-            where = self.address or f"'{self.name}'"
-            raise RunError(
-                f"the SuperLink at {where} cannot be asked: {_sentence(done)}", "is it up? see `coterie flower status`"
-            )
+            raise self._refused(done.stderr or done.stdout)
         return done.stdout
 
     def document(self, *words: str) -> dict[str, Any]:
         """Call one of Flower's commands that answers with a JSON document."""
         said = self.flwr(*words, "--format", "json")
         found: dict[str, Any] = json.loads(said[said.index("{") :])
+        if not found.get("success"):
+            raise self._refused(str(found.get("error-message", "")))
         return found
 
     def nodes_online(self) -> int:
@@ -95,11 +94,13 @@ class Connection:
         return sum(node["status"] == "online" for node in nodes)
 
 
+    def _refused(self, said: str) -> RunError:
+        """What Flower complains of, without the box around it."""
+        words = [line.strip("╭╮╰╯│─ \t") for line in said.splitlines()]
+        why = " ".join(word for word in words if word and word != "Error") or "it does not answer"
+        where = self.address or f"'{self.name}'"
+        return RunError(f"the SuperLink at {where} cannot be asked: {why}", "is it up? see `coterie flower status`")
+
+
 def _path() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-
-
-def _sentence(done: "subprocess.CompletedProcess[str]") -> str:
-    """What a command complains of, without the box around it."""
-    words = [line.strip("╭╮╰╯│─ \t") for line in (done.stderr or done.stdout).splitlines()]
-    return " ".join(word for word in words if word and word != "Error") or f"exit code {done.returncode}"

@@ -7,8 +7,8 @@ All that belongs to it is in one folder: `federation.json` (what was started), `
 
 import json
 import os
+import re
 import shutil
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -241,13 +241,12 @@ def _launch(made: Federation, name: str, command: Sequence[str]) -> Federation:
 
 
 def _listens(process: Process, port: int) -> bool:
-    """Wait until a process listens; false when it ends before."""
+    """Wait until a process says that it listens; false when it ends before. Asking the port could reach somebody else."""
+    said = re.compile(rf"running on https?://127\.0\.0\.1:{port}\b")
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline and alive(process):
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return alive(process)  # and not somebody else at this port
+        if said.search(Path(process.log).read_text(encoding="utf-8", errors="replace")):
+            return True
         time.sleep(0.2)
     return False
 

@@ -41,6 +41,7 @@ def start(name: str, command: Sequence[str], *, log: Path, environment: Mapping[
             env=dict(environment), cwd=folder, start_new_session=True,
         )  # fmt: skip
     found = run_table().get(made.pid)
+    made.returncode = 0  # not to be waited for: it is meant to outlive this process
     return Process(name, made.pid, "" if found is None else found.born, str(log))
 
 
@@ -55,8 +56,8 @@ def stop(processes: Iterable[Process], *, patience: float = 10.0) -> list[str]:
     table = run_table()
     roots = [process for process in processes if alive(process, table)]
     ours = {pid: table[pid].born for process in roots for pid in _family(process.pid, table)}
-    for process in roots:
-        _signal(process.pid, signal.SIGTERM)
+    for pid in ours:
+        _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + patience
     while (left := _left(ours)) and time.monotonic() < deadline:
         time.sleep(0.1)
