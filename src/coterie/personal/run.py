@@ -161,10 +161,8 @@ def _measure(made: Prepared, title: str, options: FitOptions, found: Personal) -
 def _took_part(engine: AnyEngine, question: Ask, rounds: list[Round]) -> dict[str, Tensor]:
     """In how many rounds each client took part, and, with a clock that foretells, what a round took it on average.  [M]
 
-    Who takes part is drawn by key, so that drawing again tells who did.
+    Who takes part is drawn by key, so that drawing again tells who did; engines whose clients can be late have counted.
     """
-    if engine.heard is not None:
-        return {"rounds": engine.heard.clone()}
     clients = engine.keys
     count, total = torch.zeros(len(clients), dtype=torch.int64), torch.zeros(len(clients), dtype=torch.float64)
     asked = [r for r in rounds if r.participants]
@@ -174,7 +172,7 @@ def _took_part(engine: AnyEngine, question: Ask, rounds: list[Round]) -> dict[st
         count[who.answered] += 1
         times = None if engine.clock is None else engine.clock.arrivals(done.round, clients, engine.seed, ask.work)
         total += torch.nan if times is None else times
-    found = {"rounds": count}
+    found = {"rounds": count if engine.heard is None else engine.heard.clone()}
     if asked and bool(total.isfinite().all()):
         found["seconds"] = total / len(asked)
     return found
