@@ -25,8 +25,8 @@ Spoil = Callable[[Message, Message], Message | None]
 class MemoryGrid(Grid):
     """Nodes by id; each message is answered when it is pulled for.
 
-    `spoil[id]` changes a reply, or loses it (None); `delay[id]` is how many pulls a reply takes; `sent` and `replied` are all
-    messages.
+    `spoil[id]` changes a reply, or loses it (None); `delay[id]` is how many pulls a reply takes; `sent` and `replied` are
+    all messages.
     """
 
     def __init__(self, nodes: Mapping[int, Holding]) -> None:
@@ -122,8 +122,10 @@ def dealt(rows: Ragged, folder: Path, *, nodes: int, classes: int = 0) -> dict[i
     return holdings
 
 
-def connected(rows: Ragged, folder: Path, *, nodes: int = 4, classes: int = 0, **options: Any) -> tuple[Clients, MemoryGrid]:
+def connected(
+    rows: Ragged, folder: Path, *, nodes: int = 4, classes: int = 0, **options: Any
+) -> tuple[Clients, MemoryGrid]:
     """Clients on the nodes of a grid in memory."""
     grid = MemoryGrid(dealt(rows, folder, nodes=nodes, classes=classes))
-    how = {"run": "test", "nodes": nodes, "test_size": 0.0, "timeout": 0.2, "wait": 5.0, "poll": 0.001, **options}
+    how = {"run": "test", "nodes": nodes, "test_size": 0.0, "timeout": 30.0, "wait": 30.0, "poll": 0.001, **options}
     return connect(grid, **how), grid

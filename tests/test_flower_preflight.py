@@ -38,7 +38,9 @@ def changed(**changes: Any) -> Any:
 
     def spoil(message: Message, reply: Message) -> Message:
         said = from_records(reply.content)
-        return Message(to_records(replace(said, **changes) if isinstance(said, Introduction) else said), reply_to=message)
+        return Message(
+            to_records(replace(said, **changes) if isinstance(said, Introduction) else said), reply_to=message
+        )
 
     return spoil
 
@@ -83,7 +85,9 @@ def test_versions_must_agree(tmp_path: Path) -> None:
 
 
 def test_all_client_functions_must_be_known(tmp_path: Path) -> None:
-    refused(tmp_path, "node 'node-1' does not know coterie.algorithms", steps=("coterie.algorithms.ifca.assign_and_train",))
+    refused(
+        tmp_path, "node 'node-1' does not know coterie.algorithms", steps=("coterie.algorithms.ifca.assign_and_train",)
+    )
 
 
 def test_names_must_be_distinct(tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_schemas_must_agree(tmp_path: Path) -> None:
 
 def test_too_few_nodes_are_an_error_after_a_while(tmp_path: Path) -> None:
     grid = MemoryGrid(dealt(federation().rows, tmp_path, nodes=3))
-    with pytest.raises(RunError, match="3 of 4 nodes are there after 0.3 seconds"):
+    with pytest.raises(RunError, match=r"3 of 4 nodes are there after 0\.3 seconds"):
         connect(grid, **{**HOW, "nodes": 4})
 
 

@@ -36,7 +36,9 @@ def travelled(value: Any) -> Any:
 
 def spoilt(document: Any) -> RecordDict:
     """A message that says this."""
-    return RecordDict({"coterie-arrays": ArrayRecord({}), "coterie-document": ConfigRecord({"json": json.dumps(document)})})
+    return RecordDict(
+        {"coterie-arrays": ArrayRecord({}), "coterie-document": ConfigRecord({"json": json.dumps(document)})}
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,4 +194,6 @@ def test_fingerprints_tell_values_apart_to_the_last_bit() -> None:
     b = a.clone()
     b[1] = math.nextafter(2.0, 3.0)
     assert fingerprint((a, "x")) == fingerprint((a.clone(), "x"))
-    assert len({fingerprint((a, "x")), fingerprint((b, "x")), fingerprint((a, "y")), fingerprint((a.float(), "x"))}) == 4
+    assert (
+        len({fingerprint((a, "x")), fingerprint((b, "x")), fingerprint((a, "y")), fingerprint((a.float(), "x"))}) == 4
+    )
