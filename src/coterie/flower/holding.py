@@ -33,12 +33,13 @@ def holding_of(
 
     Node configuration (``--node-config``): `data`, a file or folder, unless there is a `load_data`; `client` and `target`,
     its columns, where the run does not name them; `name`, distinct in the federation and the same after a restart; `state`,
-    the folder in which clients keep what is theirs.
+    the folder in which clients keep what is theirs, under the node's name.
     """
     name = _name(context)
     state = context.node_config.get("state")
-    folder = Path(str(state)) if state else get_flwr_home() / "coterie" / name
-    return Holding(name, partial(_load, context, load_data), folder, dict(modules or {}), opaque)
+    folder = Path(str(state)) if state else get_flwr_home() / "coterie"
+    reading = str(context.run_config.get("options", ""))
+    return Holding(name, partial(_load, context, load_data), folder / name, dict(modules or {}), opaque, reading)
 
 
 def _name(context: Context) -> str:

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ServerApp that finds groups of sites with IFCA, and a model for each."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from coterie.flower import CoterieStrategy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Fit, and print what was found."""
+    config = context.run_config
+    strategy = CoterieStrategy("ifca", clusters={"n_clusters": config["clusters"]}, data={"test_size": 0.2})
+    result = strategy.start(grid, num_rounds=int(config["rounds"]), nodes=4)
+    fitted = strategy.fitted_
+    print("sites by cluster:", fitted.placed.label.bincount().tolist())
+    print("slopes of the second column:", [round(weight.numpy()[1], 1) for weight in weights(result.arrays)])
+
+
+def weights(arrays: dict) -> list:
+    """The clusters' weights, which Flower names 0/0.weight, 1/0.weight, ..."""
+    return [array for name, array in arrays.items() if name.endswith("/0.weight")]
