@@ -104,7 +104,9 @@ def test_free_ports_differ_and_are_free() -> None:
 def table(n: int = 60, clients: int = 7) -> pa.Table:
     draw = np.random.default_rng(0)
     sites = [f"s{i % clients}" for i in range(n)]
-    return pa.table({"site": sites, "x": draw.normal(size=n), "level": [["a", "b"][i % 2] for i in range(n)], "y": range(n)})
+    return pa.table(
+        {"site": sites, "x": draw.normal(size=n), "level": [["a", "b"][i % 2] for i in range(n)], "y": range(n)}
+    )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "csv.gz"])

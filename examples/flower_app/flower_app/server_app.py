@@ -13,8 +13,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Fit, and print what was found."""
     config = context.run_config
-    strategy = CoterieStrategy("ifca", clusters={"n_clusters": config["clusters"]}, data={"test_size": 0.2})
-    result = strategy.start(grid, num_rounds=int(config["rounds"]), nodes=4)
+    strategy = CoterieStrategy("ifca", clusters={"n_clusters": config.get("clusters", 2)}, data={"test_size": 0.2})
+    result = strategy.start(grid, num_rounds=int(config.get("rounds", 5)), nodes=4)
     fitted = strategy.fitted_
     print("sites by cluster:", fitted.placed.label.bincount().tolist())
     print("slopes of the second column:", [round(weight.numpy()[1], 1) for weight in weights(result.arrays)])

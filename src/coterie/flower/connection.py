@@ -93,7 +93,6 @@ class Connection:
         nodes = self.document("supernode", "list", self.name)["nodes"]
         return sum(node["status"] == "online" for node in nodes)
 
-
     def _refused(self, said: str) -> RunError:
         """What Flower complains of, without the box around it."""
         words = [line.strip("╭╮╰╯│─ \t") for line in said.splitlines()]

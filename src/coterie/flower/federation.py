@@ -2,7 +2,8 @@
 """A federation on one machine for trying out: a SuperLink and SuperNodes as real processes that talk over loopback.
 
 All that belongs to it is in one folder: `federation.json` (what was started), `home` and `nodes/I/home` (Flower's files),
-`nodes/I/data` (the share of a node), `nodes/I/state` (what its clients keep), `tls`, `logs`.
+`nodes/I/data` (the share of a node), `nodes/I/state` (what its clients keep), `link.db` (what the SuperLink knows), `tls`,
+`logs`.
 """
 
 import json
@@ -21,7 +22,7 @@ from coterie.flower.connection import Connection, environment, tool
 from coterie.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.flower.shares import Share, deal
 
-__all__ = ["FOLDER", "Federation", "down", "find", "restart", "up"]
+__all__ = ["FOLDER", "Federation", "down", "find", "process_of", "restart", "up"]
 
 FOLDER = Path(".coterie-flower")
 
@@ -76,6 +77,20 @@ class Federation:
         table = run_table()
         return {process.name: alive(process, table) for process in self.processes}
 
+    def await_nodes(self, patience: float) -> None:
+        """Wait until all nodes are there."""
+        deadline = time.monotonic() + patience
+        while (online := self.connection.nodes_online()) < len(self.nodes):
+            for name, runs in self.running().items():
+                if not runs:
+                    raise _died(self, name)
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"after {patience:.0f} seconds {online} of {len(self.nodes)} nodes are there",
+                    f"see the logs in {self.folder / 'logs'}",
+                )
+            time.sleep(0.5)
+
 
 def up(
     *,
@@ -111,12 +126,14 @@ def up(
     tool("flower-superlink")
     for stale in (*folder.glob("nodes/*/data"), folder / "home", folder / "tls"):
         shutil.rmtree(stale, ignore_errors=True)
+    for stale in folder.glob("link.db*"):
+        stale.unlink()
     try:
         shares = deal(data, client, [folder / "nodes" / str(i) / "data" for i in range(nodes)])
         about = {"path": str(Path(data).absolute()), "client": shares[0].client, "target": target}
         made = Federation(folder, "", _authority(folder, tls), about, max(1, (os.cpu_count() or 1) // nodes))
         made = _start_nodes(_start_link(made), shares)
-        _await_nodes(made, patience)
+        made.await_nodes(patience)
     except BaseException:  # also Ctrl-C: nothing half-started is left behind
         down(folder)
         raise
@@ -158,6 +175,11 @@ def restart(made: Federation, name: str) -> Federation:
     return _launch(made, name, made.commands[name])
 
 
+def process_of(made: Federation, name: str) -> Process:
+    """One of the processes by its name."""
+    return next(process for process in made.processes if process.name == name)
+
+
 # -- starting ---------------------------------------------------------------------------------------------------------
 def _refuse_second(folder: Path) -> None:
     if not (folder / "federation.json").exists():
@@ -188,7 +210,7 @@ def _start_link(made: Federation) -> Federation:
         port = free_port()
         made = replace(made, address=f"127.0.0.1:{port}", processes=(), commands={})
         command = [tool("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--disable-runtime-dependency-installation"]
+        command += ["--database", str(made.folder / "link.db"), "--disable-runtime-dependency-installation"]
         made = _launch(made, _LINK, command)
         if _listens(made.processes[0], port):
             made.connection.write()
@@ -249,20 +271,6 @@ def _listens(process: Process, port: int) -> bool:
             return True
         time.sleep(0.2)
     return False
-
-
-def _await_nodes(made: Federation, patience: float) -> None:
-    deadline = time.monotonic() + patience
-    while (online := made.connection.nodes_online()) < len(made.nodes):
-        for name, runs in made.running().items():
-            if not runs:
-                raise _died(made, name)
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"after {patience:.0f} seconds {online} of {len(made.nodes)} nodes are there",
-                f"see the logs in {made.folder / 'logs'}",
-            )
-        time.sleep(0.5)
 
 
 def _home(folder: Path, name: str) -> Path:
