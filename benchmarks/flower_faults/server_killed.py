@@ -31,10 +31,10 @@ def main() -> None:
             fit(made, folder / "killed", how, Rounds(then))
         except CoterieError as error:
             print(f"the command says: {error.message}")
-        made = restart(made, "superlink")
-        made.await_nodes(300.0)
+        again = restart(made, "superlink")
+        again.await_nodes(300.0)
         print("-- the SuperLink is started again, and the same command given")
-        fit(made, folder / "killed", how, Rounds())
+        fit(again, folder / "killed", how, Rounds())
         one, two = (load_file(folder / name / "models" / "models.safetensors") for name in ("whole", "killed"))
         same = all(torch.equal(one[name], two[name]) for name in one)
     print(f"models are {'bit-equal' if same else 'DIFFERENT'}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that sleep before they train, and SRPFL: `python -m benchmarks.flower_faults.slow_nodes`.
 
-SRPFL begins with the fastest clients and doubles their number in stages: the time of a round must follow the n-th fastest node, not
-the slowest, whose late answers are ignored. Beside it FedRep, which waits for everybody.
+SRPFL begins with the fastest clients and doubles their number in stages: the time of a round must follow the n-th fastest
+node, not the slowest, whose late answers are ignored. Beside it FedRep, which waits for everybody.
 """
 
 from benchmarks.flower_faults.common import Rounds, chosen, federation, fit

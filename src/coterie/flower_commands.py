@@ -207,7 +207,7 @@ def _run(
 ) -> None:
     from coterie.flower.submission import submit, write_app
 
-    config = {
+    config: dict[str, str | int | float | bool] = {
         "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes, "timeout": timeout,
         "every": every, "command": "coterie " + shlex.join(sys.argv[1:]),
     }  # fmt: skip

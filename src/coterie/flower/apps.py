@@ -32,7 +32,7 @@ def serve(grid: Grid, context: Context) -> None:
     """Fit, write the run folder, and tell the command that started this what came of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", NodeWarning)
-        warnings.showwarning = _pass_on
+        warnings.showwarning = _pass_on  # type: ignore[assignment]  # where a warning came from does not matter here
         try:
             _serve(grid, context.run_config)
         except CoterieError as error:

@@ -77,5 +77,6 @@ def _options(context: Context) -> FitOptions:
     """What the run says, with the node's own word for columns where it says nothing."""
     chosen = FitOptions.model_validate_json(str(context.run_config.get("options", "{}")))
     config = context.node_config
-    own = {key: str(config[key]) for key in ("client", "target") if key in config and getattr(chosen.data, key) is None}
+    silent = [key for key in ("client", "target") if getattr(chosen.data, key) is None]
+    own = {str(key): str(config[key]) for key in silent if key in config}
     return chosen.model_copy(update={"data": chosen.data.model_copy(update=own)})

@@ -161,8 +161,7 @@ def _identity(folder: Path | None) -> str:
 
 def _clients(grid: Grid, chosen: FitOptions, name: str, **how: Any) -> Clients:
     data = chosen.data
-    held_out = {"test_size": data.test_size, "new_clients": data.new_clients, "seed": chosen.seed}
-    return connect(grid, run=name, **held_out, **how)
+    return connect(grid, run=name, test_size=data.test_size, new_clients=data.new_clients, seed=chosen.seed, **how)
 
 
 def _rounds(chosen: FitOptions) -> int:
