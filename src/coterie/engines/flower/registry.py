@@ -16,6 +16,8 @@ __all__ = [
     "steps", "value_name", "value_type",
 ]  # fmt: skip
 
+_HINT = "register it on the server and on every node; coterie's own come with `import coterie.catalogue`"
+
 _steps: dict[str, Step] = {}
 _values: dict[str, type] = {}
 _named: dict[str, Any] = {}
@@ -50,9 +52,7 @@ def step_name(function: Any) -> str:
     """The name of a client function that may run."""
     name = _full_name(function)
     if _steps.get(name) is not function:
-        raise ConfigError(
-            f"the client function '{name}' is not registered", "register it on the server and on every node"
-        )
+        raise ConfigError(f"the client function '{name}' is not registered", _HINT)
     return name
 
 
@@ -70,7 +70,7 @@ def steps() -> Iterable[str]:
 def value_name(kind: type) -> str:
     """The name of a dataclass that may be sent."""
     if _values.get(kind.__name__) is not kind:
-        raise ConfigError(f"a {kind.__name__} cannot be sent: it is not registered", "register the dataclass")
+        raise ConfigError(f"a {kind.__name__} cannot be sent: it is not registered", _HINT)
     return kind.__name__
 
 
@@ -101,5 +101,5 @@ def _full_name(function: Any) -> str:
 
 def _looked_up(among: dict[str, Any], name: str, what: str) -> Any:
     if name not in among:
-        raise ConfigError(f"no {what} '{name}' is registered", "register it on the server and on every node")
+        raise ConfigError(f"no {what} '{name}' is registered", _HINT)
     return among[name]
