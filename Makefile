@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check studies bench format clean
+.PHONY: demo flower-demo test check studies bench format clean
 
 demo: $(READY)
 	$(BIN)/coterie demo
+
+flower-demo: $(READY)
+	$(BIN)/coterie flower demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not study"

@@ -182,7 +182,7 @@ def test_up_starts_and_down_stops_everything(fake: Path) -> None:
             assert 'client="site" ' in told
         pids = {pid for process in made.processes for pid in processes._family(process.pid, run_table())}
         assert len(pids) == 6  # each with a child
-        with pytest.raises(ConfigError, match="a federation is running from .*: 3 of 3 processes"):
+        with pytest.raises(ConfigError, match=r"a federation is running from .*: 3 of 3 processes"):
             up(fake)
         assert made.running() == {"superlink": True, "node-0": True, "node-1": True}  # it was not touched
     finally:

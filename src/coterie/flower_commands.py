@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import shlex
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -158,6 +159,7 @@ def demo_command(
     """Run the demo's 144 clients on SuperNodes of this machine, and stop everything again."""
     from coterie.flower.federation import down, up
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     chosen = digits_demo.demo_options(seed)
     training = chosen.training.model_copy(update=_DEMO)
     chosen = chosen.model_copy(update={"training": training})
