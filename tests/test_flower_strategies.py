@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """For people who use Flower: the strategy in a ServerApp, `register` for a ClientApp, and what is refused."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from coterie.data.readers import read
 from coterie.errors import ConfigError, CoterieError
 from coterie.fitting import Fitted, fit
 from coterie.flower import CoterieStrategy, register
+from coterie.flower.connection import QUIET
 from coterie.flower.holding import holding_of
 from coterie.runs import load_run
 from flower_grid import MemoryGrid
@@ -178,3 +182,47 @@ def test_a_node_reads_as_the_run_says(tmp_path: Path) -> None:
 def test_a_node_without_rows_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match="node-0 is not told where its rows are"):
         holding_of(context(0, **{"partition-id": 0})).load(None)
+
+
+# -- the example ------------------------------------------------------------------------------------------------------
+SIMULATE = """\
+from flower_app.client_app import app as client
+from flower_app.server_app import app as server
+from flwr.simulation import run_simulation
+run_simulation(server_app=server, client_app=client, num_supernodes=4)
+"""
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = Path(__file__).resolve().parents[1] / "examples" / "flower_app"
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_the_example_finds_its_groups(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from flower_app.client_app import load_data
+    from flower_app.server_app import app
+
+    nodes = {i: holding_of(context(i, **{"partition-id": i, "state": str(tmp_path)}), load_data) for i in range(4)}
+    app(MemoryGrid(nodes), context(0, {"rounds": 5, "clusters": 2}))
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "sites by cluster: [6, 6]"
+    assert second.removeprefix("with the second column, the target ") in ("rises or falls", "falls or rises")
+
+
+def test_the_example_runs_in_simulation(example: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    paths = [str(example), os.environ.get("PYTHONPATH", "")]
+    around = {**os.environ, **QUIET, "FLWR_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATE],
+        env=around,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "sites by cluster: [6, 6]" in done.stdout

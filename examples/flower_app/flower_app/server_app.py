@@ -17,9 +17,5 @@ def main(grid: Grid, context: Context) -> None:
     result = strategy.start(grid, num_rounds=int(config.get("rounds", 5)), nodes=4)
     fitted = strategy.fitted_
     print("sites by cluster:", fitted.placed.label.bincount().tolist())
-    print("slopes of the second column:", [round(weight.numpy()[1], 1) for weight in weights(result.arrays)])
-
-
-def weights(arrays: dict) -> list:
-    """The clusters' weights, which Flower names 0/0.weight, 1/0.weight, ..."""
-    return [array for name, array in arrays.items() if name.endswith("/0.weight")]
+    slopes = [array.numpy()[0, 1] for name, array in result.arrays.items() if name.endswith("/0.weight")]
+    print("with the second column, the target", " or ".join("rises" if slope > 0 else "falls" for slope in slopes))
