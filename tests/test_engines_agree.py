@@ -119,7 +119,9 @@ def test_a_fit_of_clients_elsewhere_gives_what_it_gives_here(name: str, tmp_path
     far = train(clients, chosen, folder=folder, every=0.0)
     here = train(held_out(rows, clients.schema, **held), chosen)
     for ours, theirs in zip(far.scores, here.scores, strict=True):
-        assert vars(ours) == pytest.approx(vars(theirs), rel=SINGLE, abs=SINGLE)
+        for name_of, value in vars(theirs).items():
+            near = pytest.approx(value, rel=SINGLE, abs=SINGLE) if isinstance(value, float) else value
+            assert getattr(ours, name_of) == near, name_of
     assert far.per_client.keys() == here.per_client.keys()
     for column, value in here.per_client.items():
         torch.testing.assert_close(far.per_client[column], value, rtol=SINGLE, atol=SINGLE, equal_nan=True)
@@ -187,4 +189,4 @@ def test_on_flowers_simulation_engine(nodes: int, cases: list[str], tmp_path: Pa
         found, _ = load_tensors(tmp_path / f"{case}.safetensors")
         for name, value in state_tensors(here).items():
             torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
-        assert bool((state_tensors(here)[next(iter(found))] != 0).any())
+        assert found.keys() == state_tensors(here).keys()
