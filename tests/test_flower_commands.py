@@ -96,7 +96,10 @@ def test_run_prints_what_the_server_found(superlink: Path, capsys: pytest.Captur
     assert said.err == "warning: node-0 was late\nwarning: a cluster is empty\n"
     assert json.loads(coterie(*words, "--json").out) == found
     app = tomllib.loads((superlink / "app.toml").read_text())["tool"]["flwr"]["app"]
-    assert app["components"] == {"serverapp": "coterie.flower.apps:server", "clientapp": "coterie.flower.apps:client"}
+    assert app["components"] == {
+        "serverapp": "coterie.flower.serving:server",
+        "clientapp": "coterie.flower.node:client",
+    }
     chosen = FitOptions.model_validate_json(app["config"]["options"])
     assert (chosen.n_clusters, chosen.training.rounds) == (3, 2)
     assert (chosen.data.client, chosen.data.target) == ("site", "y")  # as the nodes were dealt

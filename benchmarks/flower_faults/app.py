@@ -17,10 +17,10 @@ import coterie.catalogue  # noqa: F401
 from coterie.engines.flower.client import answer
 from coterie.engines.flower.messages import Answers, Question
 from coterie.engines.flower.wire import from_records, to_records
-from coterie.flower import apps
+from coterie.flower import serving
 from coterie.flower.holding import holding_of
 
-server = apps.server
+server = serving.server
 client = ClientApp()
 
 TRAINING = ("assign_and_train", "train_in_turn", "train_shared")

@@ -44,8 +44,8 @@ def write_app(
     folder: Path,
     config: Mapping[str, str | int | float | bool],
     *,
-    server: str = "coterie.flower.apps:server",
-    client: str = "coterie.flower.apps:client",
+    server: str = "coterie.flower.serving:server",
+    client: str = "coterie.flower.node:client",
 ) -> Path:
     """Write an app that is nothing but a description: its code is an installed package."""
     folder.mkdir(parents=True, exist_ok=True)

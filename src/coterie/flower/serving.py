@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two halves of what `coterie flower run` runs: nothing but what the command line would do, with clients elsewhere."""
+"""The server's half of what `coterie flower run` runs: what the command line would do, with clients elsewhere."""
 
 import warnings
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.config import FitOptions
 from coterie.engines.flower import NodeWarning
 from coterie.engines.in_process import Round
 from coterie.errors import CoterieError
 from coterie.fit_runs import report_run, show_fitted
 from coterie.flower.events import tell
-from coterie.flower.registering import register
 from coterie.flower.strategies import CoterieStrategy
 from coterie.screen import out
 
-__all__ = ["client", "server"]
+__all__ = ["server"]
 
 server = ServerApp()
-client = ClientApp()
-register(client)
 
 _SHOWN = ("loss", "sizes", "movement")  # of a round, beside its progress bar
 
@@ -41,8 +38,6 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def _serve(grid: Grid, config: Any) -> None:
-    from coterie.config import FitOptions
-
     folder = Path(config["out"])
     chosen = FitOptions.model_validate_json(config["options"])
     strategy = CoterieStrategy(**chosen.model_dump(exclude_unset=True))
