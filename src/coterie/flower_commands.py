@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,13 +17,12 @@ from coterie.engines.in_process import Round
 from coterie.errors import ConfigError
 from coterie.fit_runs import free_folder, show_report
 from coterie.fit_words import AsJson, Client, Every, Target, takes_fit_options
+from coterie.flower.connection import Connection
+from coterie.flower.federation import FOLDER, Federation, down, find, up
+from coterie.flower.submission import submit, write_app
 from coterie.runs import is_finished, read_options
 from coterie.screen import err, out, progress, warn
 from coterie.studies import digits_demo
-
-if TYPE_CHECKING:
-    from coterie.flower.connection import Connection
-    from coterie.flower.federation import Federation
 
 __all__ = ["app"]
 
@@ -42,7 +41,6 @@ Certificates = Annotated[
 Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to --superlink without TLS.")]
 Nodes = Annotated[int | None, typer.Option(help="Nodes to wait for; by default 1, or all that `up` has started.")]
 Timeout = Annotated[float, typer.Option(help="Seconds that a round waits for answers.")]
-HERE = Path(".coterie-flower")
 
 
 @app.callback()
@@ -58,14 +56,12 @@ def up_command(
     target: Target = None,
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Talk over TLS, with nodes that prove who they are.")] = False,
-    folder: Folder = HERE,
+    folder: Folder = FOLDER,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, and deal the clients of DATA to the nodes."""
-    from coterie.flower.federation import up
-
     made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls)
     out.print(f"SuperLink at {made.address}{' (TLS)' if tls else ''}, {nodes} nodes, each with its share of {data}")
-    where = "" if folder == HERE else f" --folder {folder}"
+    where = "" if folder == FOLDER else f" --folder {folder}"
     err.print(f"next: coterie flower run --method ifca --clusters 2{where}, then coterie flower down{where}")
 
 
@@ -79,7 +75,7 @@ def run_command(
     insecure: Insecure = False,
     nodes: Nodes = None,
     timeout: Timeout = 600.0,
-    folder: Folder = HERE,
+    folder: Folder = FOLDER,
     every: Every = 0.0,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +97,7 @@ def resume_command(
     insecure: Insecure = False,
     nodes: Nodes = None,
     timeout: Timeout = 600.0,
-    folder: Folder = HERE,
+    folder: Folder = FOLDER,
     every: Every = 0.0,
     as_json: AsJson = False,
 ) -> None:
@@ -117,10 +113,8 @@ def resume_command(
 
 
 @app.command("status")
-def status_command(folder: Folder = HERE, as_json: AsJson = False) -> None:
+def status_command(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     """Say which processes of the federation on this machine run, which nodes are there, and what they have run."""
-    from coterie.flower.federation import find
-
     made = find(folder)
     running = made.running()
     found: dict[str, Any] = {"superlink": made.address, "tls": made.root_certificates is not None, "running": running}
@@ -141,10 +135,8 @@ def status_command(folder: Folder = HERE, as_json: AsJson = False) -> None:
 
 
 @app.command("down")
-def down_command(folder: Folder = HERE) -> None:
+def down_command(folder: Folder = FOLDER) -> None:
     """Stop what `up` has started."""
-    from coterie.flower.federation import down
-
     stopped = down(folder)
     out.print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
 
@@ -157,8 +149,6 @@ def demo_command(
     as_json: AsJson = False,
 ) -> None:
     """Run the demo's 144 clients on SuperNodes of this machine, and stop everything again."""
-    from coterie.flower.federation import down, up
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     chosen = digits_demo.demo_options(seed)
     training = chosen.training.model_copy(update=_DEMO)
@@ -178,11 +168,8 @@ def demo_command(
 # -- small helpers ----------------------------------------------------------------------------------------------------
 def _reach(
     superlink: str | None, root_certificates: Path | None, insecure: bool, folder: Path, home: Path
-) -> "tuple[Connection, Federation | None]":
+) -> tuple[Connection, Federation | None]:
     """Find the SuperLink: what `up` has started, an address, or a name that Flower knows."""
-    from coterie.flower.connection import Connection
-    from coterie.flower.federation import find
-
     if superlink is None:
         made = find(folder)
         return made.connection, made
@@ -194,21 +181,19 @@ def _reach(
     return connection, None
 
 
-def _expected(made: "Federation | None") -> int:
+def _expected(made: Federation | None) -> int:
     return 1 if made is None else len(made.nodes)
 
 
 def _run(
     folder: Path,
     chosen: FitOptions,
-    connection: "Connection",
+    connection: Connection,
     nodes: int,
     timeout: float,
     every: float,
     as_json: bool,
 ) -> None:
-    from coterie.flower.submission import submit, write_app
-
     config: dict[str, str | int | float | bool] = {
         "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes, "timeout": timeout,
         "every": every, "command": "coterie " + shlex.join(sys.argv[1:]),
