@@ -245,12 +245,19 @@ def test_the_first_answers_are_enough_and_clients_count(tmp_path: Path) -> None:
         heard.append(got)
         yield Save(State(*(torch.zeros(1),) * 4))
 
-    with pytest.warns(NodeWarning, match="has not answered"):
-        engine.run([once])
+    engine.run([once])  # who is not waited for has done nothing wrong
     assert heard[0].ids.tolist() == [1, 3, 5, 7]  # node-1, then node-3: four clients are three
     assert heard[0].missing.tolist() == [0, 2, 4, 6]
     assert heard[0].elapsed > 0  # by the wall
     assert heard[0]["rows"].tolist() == [6, 8, 6, 7]
+
+
+def test_who_is_busy_is_waited_for_where_the_others_are_too_few(tmp_path: Path) -> None:
+    engine, grid = far(tmp_path, participation=FirstReplies(4))
+    grid.delay = {address(grid, "node-0"): 50, address(grid, "node-1"): 5}
+    assert engine.run([program(1)]).rounds[-1].participants == 4  # node-0 and node-1 are still busy
+    engine.participation = FirstReplies(6)
+    assert engine.run([program(1)]).rounds[-1].participants == 6  # node-1 ends its old work, and is asked anew
 
 
 def test_a_deadline_is_kept(tmp_path: Path) -> None:

@@ -159,15 +159,13 @@ class RemoteRows(Ragged):
     # -- deriving -----------------------------------------------------------------------------------------------------
     def scaled(self, by: Change) -> "RemoteRows":
         """Let nodes apply what was learnt of the columns."""
-        assert isinstance(self.x, Tensor)
-        y = self.y if self.y is None else by.target(self._empty(self.y))
-        return self._seen(Scaled(by), x=by.features(self.x.clone()), y=y)
+        x, y = self._like
+        return self._seen(Scaled(by), x=by.features(x.clone()), y=None if y is None else by.target(y))
 
     def to(self, dtype: torch.dtype) -> "RemoteRows":
         """Let nodes turn features and real-valued targets into another precision."""
-        y = None if self.y is None else self._empty(self.y)
-        y = y.to(dtype) if y is not None and y.is_floating_point() else y
-        return self._seen(Cast(dtype), x=self._empty(self.x).to(dtype), y=y)
+        x, y = self._like
+        return self._seen(Cast(dtype), x=x.to(dtype), y=y.to(dtype) if y is not None and y.is_floating_point() else y)
 
     def split(self, fraction: float, *, seed: int, purpose: str = "test") -> "tuple[RemoteRows, RemoteRows]":
         """Let nodes hold out a share of every client's rows: (rest, held out); how many is known here."""
@@ -209,7 +207,9 @@ class RemoteRows(Ragged):
         layout = Layout.plan(self.names[ids], self.layout.counts[ids])
         return self._seen(view, layout=layout, place=place, number=close, key=self.key[torch.from_numpy(ids)])
 
-    @staticmethod
-    def _empty(value: Any) -> Tensor:
-        assert isinstance(value, Tensor)
-        return value
+    @property
+    def _like(self) -> tuple[Tensor, Tensor | None]:
+        """Features and targets without rows."""
+        assert isinstance(self.x, Tensor)
+        assert self.y is None or isinstance(self.y, Tensor)
+        return self.x, self.y

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine that goes with rows: in this process where they are here, and else with those who have them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -33,8 +33,8 @@ class AnyEngine(Engine, Protocol):
     def asks(self, asks: Mapping[int, Ask]) -> dict[int, Replies]:
         """Put several runs' questions to the same clients."""
 
-    def revealed(self, runs: Sequence[int]) -> list[Tensors]:
-        """Private state of all clients, where a method says that it may be known.  [M, ...] each"""
+    def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
+        """Private state of all clients (these fields of it), where a method says that it may be known.  [M, ...] each"""
 
 
 def engine_on(rows: Ragged, **options: Any) -> AnyEngine:

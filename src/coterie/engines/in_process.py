@@ -2,7 +2,7 @@
 """The embedded engine: one process, one worker with everybody, several runs in lockstep."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,8 +58,8 @@ class InProcess:
         ids = torch.arange(self.worker.rows.n_clients) if to is None else to
         return {run: finish(asks[run], answer, ids, 0.0) for run, answer in self.worker.answer(asks, ids).items()}
 
-    def revealed(self, runs: Sequence[int]) -> list[Tensors]:
-        """Private state of all clients.  [M, ...] each"""
+    def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
+        """Private state of all clients, which is here.  [M, ...] each"""
         return [self.worker.private[run] for run in runs]
 
     @property

@@ -23,6 +23,7 @@ from coterie.errors import ConfigError
 from coterie.mixture.results import (
     EM_METHODS,
     OUTLIER,
+    REVEALED,
     Choice,
     MixtureFit,
     bic,
@@ -64,7 +65,7 @@ def in_process(
     """Run with everyone, and keep no checkpoint."""
     engine = engine_on(rows)
     done = engine.run(programs)
-    return done.states, engine.revealed(range(len(programs)))
+    return done.states, engine.revealed(range(len(programs)), REVEALED)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def fit_methods(
             programs[name] = _baseline(how, n_components, name)
     engine = engine_on(rows)
     done = engine.run(list(programs.values()))
-    kept = engine.revealed(range(len(programs)))
+    kept = engine.revealed(range(len(programs)), REVEALED)
     fits = {}
     for run, name in enumerate(programs):
         state, private = done.states[run], kept[run]

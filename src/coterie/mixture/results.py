@@ -19,6 +19,7 @@ from coterie.protocol import Tensors
 __all__ = [
     "EM_METHODS",
     "OUTLIER",
+    "REVEALED",
     "Choice",
     "MixtureFit",
     "bic",
@@ -28,6 +29,9 @@ __all__ = [
     "of_fedgrem",
 ]
 
+REVEALED = frozenset(
+    {"alone", "begun", "has_scale", "joint", "own_scale", "tilde", "weights"}
+)  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
     "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),

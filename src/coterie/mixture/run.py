@@ -23,7 +23,7 @@ from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError, DataError
 from coterie.mixture.fit import Choice, choose_components, fit_mixture
 from coterie.mixture.model import Mixtures, ready
-from coterie.mixture.results import EM_METHODS, of_baseline
+from coterie.mixture.results import EM_METHODS, REVEALED, of_baseline
 from coterie.mixture.scores import MixtureScore, halves, row_counts, scored
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.phases import Phases, Watch
@@ -90,7 +90,7 @@ class _Driven:
         total = min(rounds, _COUNTING) if phase.startswith("choose") else rounds  # candidates are not led to the end
         done = self.phases.run(phase, rows, programs, state, total, engine)
         self.rounds[phase] = done.rounds
-        return done.states, engine.revealed(range(len(programs)))
+        return done.states, engine.revealed(range(len(programs)), REVEALED)
 
 
 def fit_clients(

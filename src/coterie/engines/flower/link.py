@@ -2,7 +2,7 @@
 """The server's way to the nodes: who is there, one message to each at a time, and answers as they come."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,53 +84,56 @@ class Link:
     def call(
         self,
         questions: Mapping[str, Question],
-        enough: Callable[[Iterable[str]], bool],
+        sizes: Mapping[str, int],
+        enough: int,
         check: Callable[[Answers], None],
         patience: float,
     ) -> Called:
-        """Ask nodes, and wait until enough have answered, all have, or the time is over.
+        """Ask nodes, and wait until enough clients have answered, all have who could be asked, or the time is over.
 
         Parameters
         ----------
-        questions : mapping
-            By the names of nodes. Who is away, or still busy with an earlier question, is not asked.
-        enough : callable
-            Given the names of those who have answered, says whether that will do.
+        questions, sizes : mapping
+            By the names of nodes: what each is asked, and for how many clients. Who is away, or still busy with an earlier
+            question, is not asked; but who is busy is waited for where some will do and those who are free are too few.
+        enough : int
+            Clients that will do.
         check : callable
             Raises `CoterieError` if an answer cannot be used.
         patience : float
             Seconds that it may take.
         """
         deadline = time.monotonic() + patience
-        called = Called()
-        asked = self._ask(questions, deadline)
-        for name in questions.keys() - asked.keys():
-            busy = self.nodes[name].address is not None
-            called.failed[name] = "is still busy with an earlier question" if busy else "is away"
-        while asked and not enough(called.answers):
-            for name, reply in self._look().items():
-                if asked.pop(name, None) is not None:
-                    self._take(name, reply, check, called)
-            if asked and not enough(called.answers):
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(self.poll)
-        called.failed |= dict.fromkeys(asked, "has not answered in time")
-        return called
-
-    def _ask(self, questions: Mapping[str, Question], deadline: float) -> dict[str, str]:
-        """Push questions to who is there and free; when nobody is, wait for somebody.  -> messages by node"""
+        called, asked, some = Called(), set[str](), enough < sum(sizes.values())
         while True:
-            self.greet()
-            free = [name for name in questions if self.nodes[name].address is not None and not self.nodes[name].waiting]
-            if free or not questions or time.monotonic() >= deadline:
+            asked |= self._ask({name: question for name, question in questions.items() if name not in asked})
+            for name, reply in self._look().items():
+                if name in asked:
+                    self._take(name, reply, check, called)
+            done = sum(sizes[name] for name in called.answers) >= enough
+            pending = asked - called.answers.keys() - called.failed.keys()
+            busy = {name for name in questions.keys() - asked if self.nodes[name].address is not None}
+            waiting = pending or (some and busy) or not asked
+            if done or not waiting or time.monotonic() >= deadline:
                 break
             time.sleep(self.poll)
-        for name in free:
+        if not done:
+            called.failed |= dict.fromkeys(pending, "has not answered in time")
+            called.failed |= dict.fromkeys(busy, "is still busy with an earlier question")
+        called.failed |= dict.fromkeys(questions.keys() - asked - busy, "is away")
+        return called
+
+    def _ask(self, questions: Mapping[str, Question]) -> set[str]:
+        """Push questions to who is there and free.  -> who that is"""
+        if not questions:
+            return set()
+        self.greet()
+        free = {name for name in questions if self.nodes[name].address is not None and not self.nodes[name].waiting}
+        for name in sorted(free):
             node = self.nodes[name]
             assert node.address is not None
             node.waiting = self._push(questions[name], ASK, node.address)
-        return {name: self.nodes[name].waiting or "" for name in free}
+        return free
 
     def _take(self, name: str, reply: Message, check: Callable[[Answers], None], called: Called) -> None:
         """Note an answer that can be used, or why it cannot."""

@@ -7,7 +7,7 @@ not depend on who answers first.
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,9 +105,13 @@ class OnFlower:
             out[run] = finish(ask, answer, ids, 0.0)
         return out
 
-    def revealed(self, runs: Sequence[int]) -> list[Tensors]:
-        """Ask all clients for their private state, in one message: only where a method says so.  [M, ...] each"""
-        got = self.asks({run: reveal_ask(self.private.fields.get(run, {})) for run in runs})
+    def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
+        """Ask all clients for (some of) their private state, in one message: only where a method says so.  [M, ...] each"""
+        asks = {}
+        for run in runs:
+            fields = self.private.fields.get(run, {})
+            asks[run] = reveal_ask({name: v for name, v in fields.items() if names is None or name in names})
+        got = self.asks(asks)
         return [dict(got[run].values) for run in runs]
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -149,7 +153,7 @@ class OnFlower:
         patience = self.link.timeout
         if isinstance(self.participation, Deadline):
             patience = min(patience, self.participation.seconds)
-        called = self.link.call(questions, lambda names: sum(sizes[name] for name in names) >= enough, check, patience)
+        called = self.link.call(questions, sizes, enough, check, patience)
         order = sorted(called.answers)
         pieces = {
             run: [Piece(n, torch.from_numpy(groups[n]), called.answers[n].parts[run]) for n in order] for run in asks
