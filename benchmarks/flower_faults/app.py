@@ -36,9 +36,10 @@ def misbehave(message: Message, context: Context) -> Message:
     if not training:
         return answer(message, holding)
     node = int(holding.name.removeprefix("node-"))
-    if context.run_config["fault"] == "sleep":
+    fault = context.run_config["fault"]
+    if fault == "sleep":
         time.sleep(float(str(context.run_config["sleep"]).split(",")[node]))
-    elif node == 1:
+    elif fault == "answers" and node == 1:
         return wrong(message, holding, FAULTS[min(count(holding.folder), len(FAULTS) - 1)])
     return answer(message, holding)
 

@@ -75,7 +75,7 @@ class Rounds:
         if event["event"] == "warning":
             self.warnings.append(event["text"])
             print(f"  {event['text']}", flush=True)
-        elif event["phase"] == "fit" and event["done"]["participants"]:  # not what the run begins with
+        elif event["phase"] == "fit" and event["done"]["round"]:  # 0 is how the run begins
             done = event["done"]
             self.rounds.append(done)
             print(f"round {done['round']}: {done['participants']} clients, {done['seconds']:.1f} s", flush=True)

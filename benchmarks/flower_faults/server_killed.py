@@ -16,7 +16,9 @@ from coterie.flower.processes import kill
 def main() -> None:
     with federation(nodes=3) as (made, folder):
         how = chosen(
-            method="ifca", clusters={"n_clusters": 2}, training={"rounds": 5, "batch_size": 8, "step_size": 0.05}
+            method="ifca",
+            clusters={"n_clusters": 2, "init": "random"},
+            training={"rounds": 5, "batch_size": 8, "step_size": 0.05},
         )
         print("-- uninterrupted")
         fit(made, folder / "whole", how, Rounds())
