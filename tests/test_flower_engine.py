@@ -105,6 +105,8 @@ def more_fields(said: Answers) -> Answers:
         (answering(with_update(lambda v: v.float())), "'update' is torch.float32"),
         (answering(more_fields), r"answers \['count', 'loss', 'moved', 'rows', 'update'\] where"),
         (answering(lambda said: replace(said, number=77)), "answers another question"),
+        (answering(lambda said: replace(said, parts={0: 5})), "its answer is malformed"),
+        (answering(lambda said: replace(said, parts=7)), "its answer is malformed"),
         (answering(lambda said: replace(said, ids=said.ids[:1])), "for other clients"),
         (answering(lambda said: replace(said, node="node-2")), "answers to something else"),
         (answering(lambda said: Refusal(said.node, "the disk is full")), "the disk is full"),

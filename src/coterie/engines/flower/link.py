@@ -145,6 +145,8 @@ class Link:
             called.answers[name] = said
         except CoterieError as error:
             called.failed[name] = f"is refused: {error.message}"
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever a node may have put in
+            called.failed[name] = f"is refused: its answer is malformed: {error}"
 
     def _push(self, value: Any, kind: str, address: int) -> str:
         message = Message(to_records(value), address, kind, ttl=max(2 * self.timeout, 60.0))

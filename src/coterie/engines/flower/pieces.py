@@ -15,6 +15,8 @@ from coterie.protocol import Ask, Stack, Tensors
 
 __all__ = ["Expected", "Piece", "bytes_of", "filled", "joined", "spoiled"]
 
+_KINDS = 32  # of questions whose answers are remembered
+
 Parts = dict[str, Tensors]  # field -> what its fold made
 
 
@@ -43,17 +45,17 @@ class Expected:
 
     def of(self, ask: Ask) -> Parts:
         """Answers of one client."""
+        one = replace(ask, each={name: value[:1] for name, value in ask.each.items()})
         for known, parts in self.seen:
-            if same_form(known, ask):
+            if same_form(known, one):
                 return parts
         row = Ragged(
             Layout.plan(np.array(["nobody"]), np.array([1])),
             self.x.new_zeros(1, *self.x.shape[1:]),
             None if self.y is None else self.y.new_zeros(1, *self.y.shape[1:]),
         )
-        one = replace(ask, each={name: value[:1] for name, value in ask.each.items()})
         parts = Worker(row).answer({0: one}, torch.tensor([0]))[0].parts
-        self.seen.append((replace(ask, each={name: value[:1] for name, value in ask.each.items()}), parts))
+        self.seen = [*self.seen[1 - _KINDS :], (one, parts)]
         return parts
 
     def check(self, ask: Ask, parts: Parts, n_clients: int) -> None:
