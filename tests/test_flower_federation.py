@@ -282,3 +282,5 @@ def test_a_command_that_fails_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the SuperLink at 127\.0\.0\.1:\d+ cannot be asked: ") as told:
         nobody.nodes_online()
     assert "\n" not in told.value.message
+    boxed = "Using it\n╭─ Error ─────╮\n│ Nothing is  │\n│ there.      │\n╰─────────────╯\n"
+    assert nobody._refused(boxed).message.endswith("cannot be asked: Nothing is there.")

@@ -95,8 +95,9 @@ class Connection:
 
     def _refused(self, said: str) -> RunError:
         """What Flower complains of, without the box around it."""
-        words = [line.strip("╭╮╰╯│─ \t") for line in said.splitlines()]
-        why = " ".join(word for word in words if word and word != "Error") or "it does not answer"
+        lines = [line.strip("╭╮╰╯│─ \t") for line in said.splitlines()]
+        boxed = lines[lines.index("Error") + 1 :] if "Error" in lines else [line for line in lines if line][-1:]
+        why = " ".join(line for line in boxed if line) or "it does not answer"
         where = self.address or f"'{self.name}'"
         return RunError(f"the SuperLink at {where} cannot be asked: {why}", "is it up? see `coterie flower status`")
 
