@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check studies bench format clean
+.PHONY: demo flower-demo test check studies bench format clean
 
 demo: $(READY)
 	$(BIN)/coterie demo
+
+flower-demo: $(READY)
+	$(BIN)/coterie flower demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not study"
@@ -34,5 +37,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower]"
 	touch $(READY)

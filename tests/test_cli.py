@@ -20,7 +20,7 @@ import torch
 
 import coterie as package
 from command import Said, coterie, process, refused
-from coterie import cli, screen
+from coterie import fit_runs, screen
 from coterie.engines.in_process import Round
 from coterie.runs import load_run
 from helpers import KilledError
@@ -103,7 +103,7 @@ def test_an_error_of_the_system_is_one_sentence(data: Path, tmp_path: Path, monk
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "run.json")
 
-    monkeypatch.setattr(cli, "begin_run", full)
+    monkeypatch.setattr(fit_runs, "begin_run", full)
     sentence, _ = refused("fit", data, *FIT, "--out", tmp_path / "r")
     assert sentence == "cannot read or write 'run.json': No space left on device"
 
@@ -296,7 +296,7 @@ def test_report_of_an_unfinished_run_says_so(data: Path, tmp_path: Path) -> None
 # -- resume -----------------------------------------------------------------------------------------------------------
 def interrupted(folder: Path, data: Path, *words: object, error: type[BaseException] = KilledError) -> Said:
     """Stop a fit in its fourth round."""
-    real = cli.fit
+    real = fit_runs.fit
 
     def stopping(clients: Any, options: Any, **more: Any) -> Any:
         def watch(phase: str, done: Round, total: int) -> None:
@@ -306,7 +306,7 @@ def interrupted(folder: Path, data: Path, *words: object, error: type[BaseExcept
         return real(clients, options, **{**more, "watch": watch})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "fit", stopping)
+        patch.setattr(fit_runs, "fit", stopping)
         if error is KeyboardInterrupt:
             return coterie("fit", data, *FIT, *words, "--out", folder, "--checkpoint-seconds", 0)
         with pytest.raises(error):

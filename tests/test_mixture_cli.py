@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import coterie as package
 from command import coterie, refused
-from coterie import FederatedMixture, cli
+from coterie import FederatedMixture, fit_runs
 from coterie.data.readers import read
 from coterie.engines.in_process import Round
 from coterie.errors import RunError
@@ -243,7 +243,7 @@ def test_a_run_without_its_models_says_what_is_missing(run: Path, tmp_path: Path
 
 # -- resume -----------------------------------------------------------------------------------------------------------
 def test_an_interrupted_run_is_resumed_to_the_same_models(data: Path, run: Path, tmp_path: Path) -> None:
-    real = cli.fit_clients
+    real = fit_runs.fit_clients
 
     def stopping(clients: Any, options: Any, **more: Any) -> Any:
         def watch(phase: str, done: Round, total: int) -> None:
@@ -253,7 +253,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_models(data: Path, run: Path,
         return real(clients, options, **{**more, "watch": watch})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "fit_clients", stopping)
+        patch.setattr(fit_runs, "fit_clients", stopping)
         with pytest.raises(KilledError):
             coterie("fit", data, *THREE, "--out", tmp_path / "r", "--checkpoint-seconds", 0)
     assert (tmp_path / "r" / "checkpoints" / "choose-C_lambda.safetensors").exists()

@@ -3,10 +3,14 @@
 
 __version__ = "0.1.0"
 
+from typing import TYPE_CHECKING, Any
+
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
-from coterie.estimators import IFCA, MAML, FedAvg, FederatedMixture, FedRep, LGFedAvg, MixedRegression, load
+
+if TYPE_CHECKING:
+    from coterie.estimators import IFCA, MAML, FedAvg, FederatedMixture, FedRep, LGFedAvg, MixedRegression, load
 
 __all__ = [
     "IFCA",
@@ -27,3 +31,12 @@ __all__ = [
     "read",
     "read_with",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import estimators when they are asked for: a node of a federation starts a process for every message, without them."""
+    if name in __all__:
+        from coterie import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'coterie' has no attribute '{name}'")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well a fit does, and how well it would have done without clusters: one model for all, and one model each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from coterie.algorithms import fedavg
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
-from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask
+from coterie.data.remote import RemoteRows
+from coterie.engines.chosen import AnyEngine, engine_on
+from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask, target_ask
 from coterie.models import Dense, Model
 from coterie.phases import Phases, Prepared, has_closed_form
 from coterie.protocol import Algorithm
@@ -57,22 +59,26 @@ class Score:
 
 def placed(model: Model, theta: Tensor, rows: Ragged) -> Placed:
     """Place clients among models theta [K, P] by the loss on their rows."""
-    return Placed(**InProcess(rows).ask(place_ask(model, theta)).values)
+    return Placed(**engine_on(rows).ask(place_ask(model, theta)).values)
 
 
 def measured_models(model: Model, theta: Tensor, label: Tensor, rows: Ragged) -> Measured:
     """Measure model number `label` [M] of theta [K, P] on each client's rows."""
-    return Measured(**InProcess(rows).ask(measure_ask(model, theta, label)).values)
+    return Measured(**engine_on(rows).ask(measure_ask(model, theta, label)).values)
 
 
 def target_variance(rows: Ragged) -> float:
-    """Variance of all rows' targets, a block at a time: first the mean, then squares about it."""
-    n, total, square = rows.layout.n_rows, 0.0, 0.0
-    for block in rows.blocks():
-        total += float(block.target[block.real].double().sum())
-    for block in rows.blocks():
-        square += float((block.target[block.real].double() - total / max(n, 1)).square().sum())
-    return square / max(n, 1)
+    """Variance of all rows' targets, from sums: first the mean, then squares about it."""
+    if isinstance(rows, RemoteRows):
+        return float(rows.once("target variance", lambda: _variance(rows)))
+    return _variance(rows)
+
+
+def _variance(rows: Ragged) -> float:
+    engine = engine_on(rows)
+    first = engine.ask(target_ask(torch.zeros((), dtype=torch.float64)))
+    n = max(int(first["n"]), 1)
+    return float(engine.ask(target_ask(first["sum"] / n))["square"]) / n
 
 
 def measure(
@@ -131,10 +137,10 @@ def newcomers(made: Prepared, seed: int) -> tuple[Ragged, Ragged] | None:
     """Divide the rows of new clients: half of them to place a client by, and the other half to judge by."""
     if made.newcomers is None:
         return None
-    enough = np.flatnonzero(made.newcomers.layout.counts > 1)  # nothing would be left of one row
-    if not len(enough):
+    enough = made.newcomers.at_least(2)  # nothing would be left of one row
+    if not enough.n_clients:
         return None
-    query, support = made.newcomers.only(enough).split(SUPPORT, seed=seed, purpose="support")
+    query, support = enough.split(SUPPORT, seed=seed, purpose="support")
     return support, query
 
 
@@ -177,11 +183,11 @@ def _add_global(phases: Phases, made: Prepared, scores: list[Score], per_client:
 
 # -- one model each ---------------------------------------------------------------------------------------------------
 def _add_local(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-    engine = _trained_local(phases, made, made.rows, _local_ridge(phases, made), "one model each")
+    engine = _trained_local(phases, made, made.rows, [_local_ridge(phases, made)], "one model each")
     train = Measured(**engine.ask(measure_own_ask(made.model)).values)
     test = None
     if made.test is not None:
-        test = _own_on(engine, made.model, made.test)
+        (test,) = _own_on(engine, made.model, made.test)
         per_client["metric_local"] = metric(made, test.right)
     scores.append(score(made, ("local", "one model each"), train, test))
 
@@ -191,26 +197,31 @@ def _local_ridge(phases: Phases, made: Prepared) -> float:
     if not has_closed_form(made.model):
         return 0.0
     part, held = made.rows.split(VALIDATION, seed=phases.options.seed, purpose="validation")
-    losses = []
-    for l2 in _LOCAL_RIDGES:
-        measured = _own_on(_trained_local(phases, made, part, l2, None), made.model, held)
-        losses.append(float((measured.loss * measured.rows).sum()))
-    return _LOCAL_RIDGES[int(np.argmin(losses))]
+    trained = _trained_local(phases, made, part, _LOCAL_RIDGES, None)
+    measured = _own_on(trained, made.model, held, len(_LOCAL_RIDGES))
+    return _LOCAL_RIDGES[int(np.argmin([float((m.loss * m.rows).sum()) for m in measured]))]
 
 
-def _trained_local(phases: Phases, made: Prepared, rows: Ragged, l2: float, phase: str | None) -> InProcess:
+def _trained_local(
+    phases: Phases, made: Prepared, rows: Ragged, penalties: Sequence[float], phase: str | None
+) -> AnyEngine:
+    """Let clients train alone, with each penalty side by side."""
     t = phases.options.training
-    program = partial(
-        fedavg.local_models, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=phases.options.seed,
-        training=replace(made.training, proximal=0.0, exact=False), decay=t.decay, l2=l2,
-    )  # fmt: skip
-    engine = InProcess(rows)
-    phases.run(phase, rows, [program], fedavg.LocalState, 1 if has_closed_form(made.model) else t.rounds, engine)
+    programs = [
+        partial(
+            fedavg.local_models, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=phases.options.seed,
+            training=replace(made.training, proximal=0.0, exact=False), decay=t.decay, l2=l2,
+        )
+        for l2 in penalties
+    ]  # fmt: skip
+    engine = engine_on(rows, store=phase)
+    phases.run(phase, rows, programs, fedavg.LocalState, 1 if has_closed_form(made.model) else t.rounds, engine)
     return engine
 
 
-def _own_on(trained: InProcess, model: Model, rows: Ragged) -> Measured:
-    """Measure the private models that an engine's clients have learnt on other rows of the same clients."""
-    engine = InProcess(rows)
-    engine.worker.private = trained.worker.private
-    return Measured(**engine.ask(measure_own_ask(model)).values)
+def _own_on(trained: AnyEngine, model: Model, rows: Ragged, runs: int = 1) -> list[Measured]:
+    """Measure the private models that an engine's clients have learnt in its runs on other rows of the same clients."""
+    engine = engine_on(rows)
+    engine.private = trained.private
+    got = engine.asks({run: measure_own_ask(model) for run in range(runs)})
+    return [Measured(**got[run].values) for run in range(runs)]

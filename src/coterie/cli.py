@@ -1,32 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: results to stdout, progress and words to stderr, exit code 2 on misuse."""
 
-import json
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
 
-from coterie import __version__
-from coterie.config import PERSONAL, FitOptions, options
+from coterie import __version__, flower_commands
+from coterie.config import FitOptions
 from coterie.data.check import check
 from coterie.data.clients import Clients
 from coterie.data.readers import read
 from coterie.errors import ConfigError, CoterieError
 from coterie.estimators import FederatedMixture, Personalised, load
-from coterie.fitting import Fitted, check_fit, fit
-from coterie.mixture.run import FittedMixture, check_mixture, fit_clients
+from coterie.fit_runs import fit_run, free_folder, show_fitted, show_report
+from coterie.fit_words import AsJson, Client, Every, Target, takes_fit_options
 from coterie.mixture.tables import adoptions, components
-from coterie.personal.run import check_personal, fit_personal
 from coterie.personal.tables import parts_fitted, personal_predictions
 from coterie.report import write_report
-from coterie.runs import AnyFitted, begin_run, finish_run, is_finished, read_options, summary
-from coterie.screen import complain, err, progress, show, show_findings, show_mixture, show_personal, warn
+from coterie.runs import is_finished, read_options
+from coterie.screen import complain, err, progress, show_findings, warn
 from coterie.studies import digits_demo, personal_commands
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
@@ -40,13 +37,10 @@ app = typer.Typer(
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(personal_commands.app, name="study")
+app.add_typer(flower_commands.app, name="flower")
 
 Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
-Target = Annotated[str | None, typer.Option(help="Column to predict.")]
-Every = Annotated[float, typer.Option("--checkpoint-seconds", help="Seconds between checkpoints.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
 
 
@@ -74,87 +68,23 @@ def demo_command(
 ) -> None:
     """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
     chosen = digits_demo.demo_options(seed)
-    folder = out_ or _free_folder("demo")
+    folder = out_ or free_folder("demo")
     _fit_into(folder, chosen, digits_demo.demo_clients(seed), every, as_json)
 
 
 @app.command("fit")
+@takes_fit_options
 def fit_command(
     data: Data,
-    client: Client = None,
-    target: Target = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="ifca, moment-descent, mixture, fedrep, lg-fedavg, maml, "
-            "fedavg (with --set training.proximal=...: FedProx)."
-        ),
-    ] = None,
-    clusters: Annotated[
-        int | None, typer.Option(help="Number of clusters; moment-descent can estimate it, ifca takes 2.")
-    ] = None,
-    n_components: Annotated[
-        int | None, typer.Option("--components", help="Components of a mixture; by default chosen on held-out rows.")
-    ] = None,
-    starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
-    hidden: Annotated[
-        str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; none is linear.")
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(help="Personal layers of fedrep or lg-fedavg, by the beginnings of their names, like 2,3."),
-    ] = None,
-    stragglers: Annotated[
-        str | None,
-        typer.Option(help="none, or srpfl: begin with the fastest clients, and double their number in stages."),
-    ] = None,
-    clock: Annotated[
-        str | None, typer.Option(help="What time a round takes clients: exponential, dynamic or lognormal.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A file of what time rounds take clients, in place of --clock.")
-    ] = None,
-    communication: Annotated[float | None, typer.Option(help="Seconds that are added to every round.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    missing: Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")] = None,
-    task: Annotated[str | None, typer.Option(help="auto, regression or classification.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")] = None,
-    categorical: Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")] = None,
-    min_rows: Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")] = None,
-    test_size: Annotated[float | None, typer.Option(help="Share of each client's rows to hold out.")] = None,
-    new_clients: Annotated[float | None, typer.Option(help="Share of the clients to hold out.")] = None,
-    baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
+    chosen: FitOptions,
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
     every: Every = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Fit models to clients that differ, and write a run folder with a report."""
-    tree: dict[str, Any] = {
-        "method": method, "seed": seed, "baselines": baselines,
-        "data": {
-            "path": str(data.resolve()), "client": client, "target": target, "missing": missing, "task": task,
-            "exclude": tuple(exclude or ()) or None, "categorical": tuple(categorical or ()) or None,
-            "min_rows": min_rows, "test_size": test_size, "new_clients": new_clients,
-        },
-        "model": {"hidden": _numbers(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
-        "training": {}, "mixture": {"n_components": n_components},
-        "personal": {
-            "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
-            "stragglers": stragglers, "communication": communication,
-            "clock": "trace" if trace is not None and clock is None else clock,
-            "trace": None if trace is None else str(trace.resolve()),
-        },
-    }  # fmt: skip
-    chosen = options(_given(tree), file=config, sets=sets or ())
-    if rounds is not None:  # whose they are depends on the method, which a file may say
-        tree["mixture" if chosen.method == "mixture" else "training"]["rounds"] = rounds
-        chosen = options(_given(tree), file=config, sets=sets or ())
     clients = _read(chosen)
     stem = data.name.split(".")[0]
-    _fit_into(out_ or _free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
+    _fit_into(out_ or free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
 
 
 @app.command("resume")
@@ -163,7 +93,7 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
     chosen = read_options(run)
     if is_finished(run):
         err.print("the run has finished; only its report is written again")
-        _show_report(run, as_json)
+        show_report(run, as_json)
         return
     _fit_into(run, chosen, _read(chosen), every, as_json)
 
@@ -239,107 +169,33 @@ def _read(chosen: FitOptions) -> Clients:
         return digits_demo.demo_clients(chosen.seed)
     if d.path is None:
         raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
-    task = "regression" if chosen.method == "mixture" and d.target is not None and d.task == "auto" else d.task
     return read(
         d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
-        missing=d.missing, task=task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
+        missing=d.missing, task=chosen.task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
         seed=chosen.seed,
     )  # fmt: skip
 
 
 def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
-    _check(clients, chosen)
-    new = begin_run(folder, chosen, "coterie " + shlex.join(sys.argv[1:]), clients)
-    if err.is_terminal:
-        err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
-    warn(_left_out(clients))
+    def begun(left_out: list[str]) -> None:
+        if err.is_terminal:
+            err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
+        warn(left_out)
+
+    command = "coterie " + shlex.join(sys.argv[1:])
     try:
         with progress() as watch:
-            fitted: AnyFitted
-            if chosen.method == "mixture":
-                fitted = fit_clients(clients, chosen, folder=folder, every=every, watch=watch)
-            elif chosen.method in PERSONAL:
-                fitted = fit_personal(clients, chosen, folder=folder, every=every, watch=watch)
-            else:
-                fitted = fit(clients, chosen, folder=folder, every=every, watch=watch)
-    except CoterieError:
-        if new:
-            shutil.rmtree(folder)  # nothing half-written
-        raise
+            fitted, more = fit_run(folder, chosen, clients, command, every=every, watch=watch, begun=begun)
     except KeyboardInterrupt:
         err.print(f"interrupted; continue with: coterie resume {folder}")
         raise
-    more: dict[str, Any] = {}
-    if isinstance(fitted, Fitted) and chosen.data.path == digits_demo.NAME:
-        more = digits_demo.demo_results(chosen.seed, fitted)
-    finish_run(folder, fitted, more)
     if not as_json:
-        _show(fitted, more)
+        show_fitted(fitted, more)
         warn(fitted.warnings)
-    _show_report(folder, as_json)
+    show_report(folder, as_json)
 
 
-def _check(clients: Clients, chosen: FitOptions) -> None:
-    """Refuse what cannot work, before anything is written."""
-    if chosen.method == "mixture":
-        check_mixture(clients, chosen)
-    elif chosen.method in PERSONAL:
-        check_personal(clients, chosen)
-    else:
-        check_fit(clients, chosen)
-
-
-def _show(fitted: AnyFitted, more: dict[str, Any]) -> None:
-    if isinstance(fitted, Fitted):
-        show(fitted, more)
-    elif isinstance(fitted, FittedMixture):
-        show_mixture(fitted)
-    else:
-        show_personal(fitted)
-
-
-def _show_report(folder: Path, as_json: bool) -> None:
-    """Write the report; print its path, or all that the run found as one JSON document."""
-    report = write_report(folder)
-    if as_json:
-        print(json.dumps({"run": str(folder), "report": str(report), **summary(folder)}, indent=2, allow_nan=False))
-    else:
-        print(f"report: {report}")
-
-
-def _left_out(clients: Clients) -> list[str]:
-    """Say what was not used."""
-    said = []
-    if clients.dropped_rows:
-        said.append(f"{clients.dropped_rows} rows with missing values are left out")
-    if clients.dropped_clients:
-        said.append(f"{clients.dropped_clients} clients with too few rows are left out")
-    return said
-
-
-# -- small helpers ----------------------------------------------------------------------------------------------------
-def _given(tree: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was not said."""
-    kept = {name: _given(value) if isinstance(value, dict) else value for name, value in tree.items()}
-    return {name: value for name, value in kept.items() if value is not None}
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ConfigError(f"'{text}' is not a list of layer sizes", "write it like --hidden 64,32") from None
-
-
-def _free_folder(stem: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
-        number += 1
-    return folder
-
-
+# -- the entry ---------------------------------------------------------------------------------------------------------
 def main() -> None:
     """Run the command line."""
     try:

@@ -228,6 +228,12 @@ class FitOptions(_Options):
         asked = self.clusters.n_clusters
         return _IFCA_CLUSTERS if asked is None and self.method == "ifca" else asked
 
+    @property
+    def task(self) -> Literal["auto", "regression", "classification"]:
+        """What the target is read as: a mixture's is a number, unless it is said to be something else."""
+        number = self.method == "mixture" and self.data.target is not None and self.data.task == "auto"
+        return "regression" if number else self.data.task
+
 
 def first_given(chosen: FitOptions, group: str, known: Collection[str] = ()) -> str | None:
     """Name the first option of a group that is not as it would be if nobody had said anything, but for those `known`."""

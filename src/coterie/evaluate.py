@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.local import chosen, client_losses, outputs, own_outputs
 from coterie.models import Model, row_loss
-from coterie.protocol import Ask, Block, Stack, Tensors
+from coterie.protocol import Ask, Block, Stack, Sum, Tensors
 
 __all__ = [
     "Labels",
@@ -27,6 +27,8 @@ __all__ = [
     "measure_ask",
     "measure_own_ask",
     "place_ask",
+    "target_ask",
+    "target_sums",
 ]
 
 Labels = Tensor | np.ndarray | Sequence[int]
@@ -106,6 +108,11 @@ def measure_own_ask(model: Model) -> Ask:
     return Ask(measure_own, {"model": model}, {name: Stack() for name in ("loss", "right", "rows")}, fresh=fresh)
 
 
+def target_ask(about: Tensor) -> Ask:
+    """Ask for sums over all rows' targets: how many there are, of them, and of their squares about a value."""
+    return Ask(target_sums, {"about": about}, {name: Sum() for name in ("n", "sum", "square")})
+
+
 # -- on the client ----------------------------------------------------------------------------------------------------
 def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Compare all models on a client's rows."""
@@ -141,6 +148,14 @@ def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
 def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's private model on its rows, and leave it as it is."""
     return judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
+
+
+def target_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Sums over a client's targets."""
+    y = data.target.to(torch.float64)
+    about = shared["about"][:, None, None]  # [S, 1, 1]
+    square = ((y - about).square() * data.real).sum(-1)
+    return {"n": data.n[None], "sum": (y * data.real).sum(-1)[None], "square": square}, {}
 
 
 def judged(model: Model, scores: Tensor, data: Block) -> Tensors:

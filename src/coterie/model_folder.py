@@ -18,7 +18,16 @@ from coterie.local.monomials import monomial_names
 from coterie.models import Dense, Model, Network
 from coterie.run_tables import Contents, clients_table, events, rounds_table
 
-__all__ = ["contents", "describe", "model_from", "read_descended", "read_models", "scaling_from", "write_models"]
+__all__ = [
+    "contents",
+    "describe",
+    "model_from",
+    "named_parameters",
+    "read_descended",
+    "read_models",
+    "scaling_from",
+    "write_models",
+]
 
 _MODELS = "models/models.safetensors"
 _STATE = "state.safetensors"
@@ -75,7 +84,9 @@ def write_models(folder: Path, fitted: Fitted) -> None:
     document["degree"] = said["degree"]
     save_tensors(folder / _MODELS, tensors, document)
     for k, theta in enumerate(fitted.theta):
-        save_tensors(folder / "models" / f"cluster-{k}.safetensors", _named(fitted.model, theta), {"cluster": k})
+        save_tensors(
+            folder / "models" / f"cluster-{k}.safetensors", named_parameters(fitted.model, theta), {"cluster": k}
+        )
 
 
 def read_models(folder: Path, module: nn.Module | Model | None) -> tuple[Model, Scaling, Tensor, Schema]:
@@ -91,7 +102,7 @@ def scaling_from(tensors: dict[str, Tensor], said: dict[str, Any]) -> Scaling:
     return Scaling(**scaled, degree=said.get("degree", 1))
 
 
-def _named(model: Model, theta: Tensor) -> dict[str, Tensor]:
+def named_parameters(model: Model, theta: Tensor) -> dict[str, Tensor]:
     """One model's parameters by name, in their own shapes: what `load_state_dict` takes."""
     if isinstance(model, Network):
         return model.unpack(theta)

@@ -18,8 +18,10 @@ from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
+from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
-from coterie.engines.in_process import Finished, InProcess, Round
+from coterie.engines.chosen import AnyEngine, engine_on
+from coterie.engines.drive import Finished, Round
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
@@ -62,7 +64,7 @@ class Phases:
 
     def run(
         self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type, total: int,
-        engine: InProcess | None = None,
+        engine: AnyEngine | None = None,
     ) -> Finished:  # fmt: skip
         """Run programs side by side; a phase without a name is neither kept nor told of."""
         engine = self.engine(phase, rows) if engine is None else engine
@@ -70,10 +72,11 @@ class Phases:
         told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))
         return engine.run(programs, checkpoint=self._checkpoint(phase), every=self.every, state_type=state, watch=told)
 
-    def engine(self, phase: str | None, rows: Ragged) -> InProcess:
+    def engine(self, phase: str | None, rows: Ragged) -> AnyEngine:
         """Make what drives a phase: in most, a share of the clients takes part."""
         share = 1.0 if phase in _EVERYONE else self.options.training.participation
-        return InProcess(rows, participation=Sampled(share) if share < 1 else Everyone(), seed=self.options.seed)
+        policy = Sampled(share) if share < 1 else Everyone()
+        return engine_on(rows, participation=policy, seed=self.options.seed, store=phase)
 
     def kept_word(self, name: str, word: str) -> str:
         """Keep a word of the first time, or say what was kept: for choices that a resumed run must not make anew."""
@@ -118,7 +121,7 @@ def prepare(phases: Phases, clients: Clients, module: nn.Module | Model | None) 
     model = model_for(clients, options, module)
 
     def scaled(rows: Ragged) -> Ragged:
-        return rows.changed(scaling.features, scaling.target).to(model.dtype)
+        return rows.scaled(scaling).to(model.dtype)
 
     rows = scaled(train)
     if isinstance(model, Network):
@@ -132,6 +135,8 @@ def prepare(phases: Phases, clients: Clients, module: nn.Module | Model | None) 
 
 def _with_kernel(phases: Phases, model: Network, rows: Ragged) -> Network:
     """Choose how a network is computed by measuring once: kernels differ in rounding, and a resumed run is bit-equal."""
+    if isinstance(rows, RemoteRows):
+        return model  # what is fast there cannot be measured here
     block = next(rows.blocks(torch.arange(min(8, rows.n_clients))))
     if block.y is None or not block.x.shape[1]:
         return model

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run is a folder: options, rounds, clients, models and a report, each written whole or not at all."""
 
-import hashlib
 import io
 import json
 import math
@@ -103,7 +102,7 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
 
     A folder that holds something else, a run with other options, or a run on other data, is refused.
     """
-    print_ = _fingerprint(clients)
+    print_ = clients.fingerprint()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, and a run is a folder", "name a new folder with --out")
     if (folder / "run.json").exists():
@@ -208,18 +207,6 @@ def load_personal(folder: Path, *, module: nn.Module | Model | None = None) -> L
     personal, scaling, schema = personal_folder.read_models(folder, module)
     scores = [Score(**said) for said in document["results"]["methods"]]
     return LoadedPersonal(read_options(folder), schema, scaling, personal, scores)
-
-
-def _fingerprint(clients: Clients) -> str:
-    """What tells one data set from another: its columns, its clients, and every value."""
-    seen = hashlib.blake2b(clients.schema.model_dump_json().encode(), digest_size=16)
-    for rows in (clients.train, clients.test, clients.newcomers):
-        if rows is not None:
-            seen.update("\0".join(rows.names.tolist()).encode() + rows.layout.counts.tobytes())
-            for block in rows.blocks():
-                for part in (block.x, block.y):
-                    seen.update(b"" if part is None else part.contiguous().numpy().data)
-    return seen.hexdigest()
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ Clients are stored in the order of their row counts, so that clients of equal le
 them is a view; others are padded. Rows live in memory or in a file on disk; a block is all that is ever read of the latter.
 """
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,11 +21,21 @@ from coterie import keys as _keys
 from coterie.errors import DataError
 from coterie.protocol import Block
 
-__all__ = ["BLOCK_BYTES", "DiskRows", "Layout", "Ragged"]
+__all__ = ["BLOCK_BYTES", "Change", "DiskRows", "Layout", "Ragged", "held_out_rows", "lots", "newcomers_below"]
 
 BLOCK_BYTES = 64 << 20  # what one block may take, rows and messages together
 _WASTE = 1.25  # padded rows per real row that a block may have ...
 _WASTE_ROWS = 4096  # ... once it is larger than this
+
+
+class Change(Protocol):
+    """What is done to features and targets, as one value."""
+
+    def features(self, x: Tensor, /) -> Tensor:
+        """Change features [..., D]."""
+
+    def target(self, y: Tensor, /) -> Tensor:
+        """Change targets [...]."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,12 @@ class Ragged:
         """One client's rows."""
         return next(self.blocks(torch.tensor([number])))
 
+    def values(self) -> Iterator[bytes]:
+        """All features and targets, for a fingerprint."""
+        for block in self.blocks():
+            for part in (block.x, block.y):
+                yield b"" if part is None else part.contiguous().numpy().tobytes()
+
     @property
     def owners(self) -> np.ndarray:
         """[N] the client of every row, in the order of storage."""
@@ -282,6 +300,14 @@ class Ragged:
         """Turn features and real-valued targets into another precision."""
         return self.changed(lambda x: x.to(dtype), lambda y: y.to(dtype) if y.is_floating_point() else y)
 
+    def scaled(self, by: Change) -> "Ragged":
+        """Apply what was learnt of the columns to features and targets."""
+        return self.changed(by.features, by.target)
+
+    def at_least(self, n: int) -> "Ragged":
+        """Keep clients with so many rows; they are numbered anew."""
+        return self.only(np.flatnonzero(self.layout.counts >= n))
+
     def only(self, ids: np.ndarray) -> "Ragged":
         """Keep some clients (numbers); they are numbered anew."""
         return self._select(np.isin(self.owners, ids), np.sort(ids))
@@ -292,7 +318,7 @@ class Ragged:
         Which rows depends on the seed, the purpose and the client's name only. A client keeps at least one row.
         """
         counts, owner = self.layout.counts, self.owners
-        held = np.minimum(np.round(counts * fraction).astype(np.int64), np.maximum(counts - 1, 0))
+        held = held_out_rows(counts, fraction)
         row = np.arange(len(owner)) - self.layout.starts[owner]
         u = _keys.uniform_at(_keys.key(seed, purpose, self.keys)[owner], torch.from_numpy(row)).numpy()
         rank = np.empty(len(owner), dtype=np.int64)
@@ -303,9 +329,12 @@ class Ragged:
 
     def split_clients(self, fraction: float, *, seed: int) -> "tuple[Ragged, Ragged]":
         """Hold out a share of the clients: (rest, held out). Who depends on the seed and the client's name only."""
-        u = _keys.uniform(_keys.key(seed, "new clients", self.keys), 1)[:, 0]
-        held = u.argsort()[: round(fraction * self.n_clients)].numpy()
-        return self.only(np.setdiff1d(np.arange(self.n_clients), held)), self.only(held)
+        return self.divided(newcomers_below(self.keys, fraction, seed), seed=seed)
+
+    def divided(self, below: float, *, seed: int) -> "tuple[Ragged, Ragged]":
+        """Hold out the clients whose lot is below a bound: (rest, held out)."""
+        new = (lots(self.keys, seed) < below).numpy()
+        return self.only(np.flatnonzero(~new)), self.only(np.flatnonzero(new))
 
     def _place(self) -> np.ndarray:
         """[M] where each client stands in the order of storage."""
@@ -325,6 +354,24 @@ class Ragged:
             return replace(self, layout=layout, rows=index if self.rows is None else self.rows[index])
         assert not isinstance(self.y, DiskRows)
         return Ragged(layout, self.x[index], None if self.y is None else self.y[index])
+
+
+def held_out_rows(counts: np.ndarray, fraction: float) -> np.ndarray:
+    """How many of each client's rows are held out.  [M]"""
+    held: np.ndarray = np.minimum(np.round(counts * fraction).astype(np.int64), np.maximum(counts - 1, 0))
+    return held
+
+
+def lots(keys: Tensor, seed: int) -> Tensor:
+    """What decides which clients are held out.  [M]"""
+    return _keys.uniform(_keys.key(seed, "new clients", keys), 1)[:, 0]
+
+
+def newcomers_below(keys: Tensor, fraction: float, seed: int) -> float:
+    """The bound below which lots lie of a share of the clients: what a part of a federation cannot know alone."""
+    ranked = lots(keys, seed).sort().values
+    held = round(fraction * len(ranked))
+    return 0.0 if held == 0 else math.nextafter(float(ranked[held - 1]), math.inf)
 
 
 def _after(first: Callable[[Tensor], Tensor] | None, then: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

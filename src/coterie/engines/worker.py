@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.data.ragged import BLOCK_BYTES, Ragged
 from coterie.protocol import Ask, Block, RowProduct, Tensors
 
-__all__ = ["Answer", "Worker"]
+__all__ = ["Answer", "Worker", "same_form"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,15 @@ class Answer:
     ids : Tensor
         Who answered, ascending: the order of stacked fields.
     bytes_up : int
-        What all clients' own replies would take.
+        What all clients' own replies would take; from afar, what the replies took that came.
+    bytes_down : int, optional
+        What was sent; None where nothing travels.
     """
 
     parts: dict[str, Tensors]
     ids: Tensor
     bytes_up: int
+    bytes_down: int | None = None
 
 
 class Worker:
@@ -168,7 +171,7 @@ def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:
     groups: list[tuple[Ask, list[int]]] = []
     for run, ask in asks.items():
         for first, runs in groups:
-            if _same_form(first, ask):
+            if same_form(first, ask):
                 runs.append(run)
                 break
         else:
@@ -176,7 +179,8 @@ def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:
     return [runs for _, runs in groups]
 
 
-def _same_form(a: Ask, b: Ask) -> bool:
+def same_form(a: Ask, b: Ask) -> bool:
+    """Whether asks differ in the values of their tensors only."""
     if a.step is not b.step or dict(a.fold) != dict(b.fold):
         return False
     return all(

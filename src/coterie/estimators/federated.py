@@ -136,7 +136,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     def _prepared(self, rows: Ragged) -> Ragged:
         check_shape(rows, self.scaling_)
-        return rows.changed(self.scaling_.features, self.scaling_.target).to(self.model_.dtype)
+        return rows.scaled(self.scaling_).to(self.model_.dtype)
 
     def _labels_of(self, prepared: Ragged) -> Tensor:
         known = self.known_labels(prepared.names)

@@ -119,7 +119,7 @@ class Personalised(BaseEstimator):  # type: ignore[misc]
     def prepared(self, rows: Ragged) -> Ragged:
         """Scale rows as in training."""
         check_shape(rows, self.scaling_)
-        return rows.changed(self.scaling_.features, self.scaling_.target).to(self.personal_.model.dtype)
+        return rows.scaled(self.scaling_).to(self.personal_.model.dtype)
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _options(self) -> FitOptions:

@@ -17,11 +17,13 @@ from torch import Tensor
 from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess, Program
+from coterie.engines.chosen import engine_on
+from coterie.engines.drive import Program
 from coterie.errors import ConfigError
 from coterie.mixture.results import (
     EM_METHODS,
     OUTLIER,
+    REVEALED,
     Choice,
     MixtureFit,
     bic,
@@ -61,9 +63,9 @@ def in_process(
     phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
 ) -> tuple[list[Any], list[Tensors]]:
     """Run with everyone, and keep no checkpoint."""
-    engine = InProcess(rows)
+    engine = engine_on(rows)
     done = engine.run(programs)
-    return done.states, [engine.worker.private[run] for run in range(len(programs))]
+    return done.states, engine.revealed(range(len(programs)), REVEALED)
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,12 @@ def fit_methods(
             )
         else:
             programs[name] = _baseline(how, n_components, name)
-    engine = InProcess(rows)
+    engine = engine_on(rows)
     done = engine.run(list(programs.values()))
+    kept = engine.revealed(range(len(programs)), REVEALED)
     fits = {}
     for run, name in enumerate(programs):
-        state, private = done.states[run], engine.worker.private[run]
+        state, private = done.states[run], kept[run]
         if name.startswith("fedgrem"):
             c_lambda = 2.0 if choice is None or name == "fedgrem-paper" else choice.value
             fit = of_fedgrem(name, family, rows, state, private, c_lambda)

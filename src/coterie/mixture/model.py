@@ -15,7 +15,7 @@ from coterie.algorithms.outliers import usual
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.serving import adopt_ask, error_ask, expectations, spread_ask
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
+from coterie.engines.chosen import engine_on
 from coterie.mixture.results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.models.mixtures import Regression
 
@@ -115,7 +115,7 @@ class Mixtures:
     # -- rows ---------------------------------------------------------------------------------------------------------
     def prepared(self, rows: Ragged) -> Ragged:
         """Scale rows."""
-        return rows.to(torch.float64).changed(self.scaling.features, self.scaling.target)
+        return rows.to(torch.float64).scaled(self.scaling)
 
     def of(self, names: np.ndarray) -> MixtureFit:
         """The mixtures of these clients; who was not there in training is at the centre, with mean proportions.
@@ -174,12 +174,12 @@ class Mixtures:
         """Mean squared error of every client, in scaled units; zero for who has no rows.  [M]"""
         fit = self.of(rows.names)
         assert isinstance(fit.family, Regression)
-        found: Tensor = InProcess(rows).ask(error_ask(fit.family, fit.theta, fit.weights))["error"]
+        found: Tensor = engine_on(rows).ask(error_ask(fit.family, fit.theta, fit.weights))["error"]
         return found
 
     def adopt(self, rows: Ragged) -> Adopted:
         """Estimate the proportions of clients, old or new, given the centre's components and their scaled rows."""
-        got = InProcess(rows).ask(adopt_ask(self.fit.family, self.fit.centre, self.mean_weights, self.new_scale))
+        got = engine_on(rows).ask(adopt_ask(self.fit.family, self.fit.centre, self.mean_weights, self.new_scale))
         likelihood, n, usual = got["likelihood"] - self.shift, got["n"], self.typical
         error = (usual.spread**2 + usual.deviation**2 / n.clamp(min=1)).sqrt().clamp(min=1e-300)
         misfit = torch.where(n > 0, (usual.likelihood - likelihood) / error, 0.0)
@@ -191,7 +191,7 @@ def ready(fit: MixtureFit, scaling: Scaling, rows: Ragged) -> Mixtures:
     there = torch.from_numpy(rows.layout.counts > 0)
     good = there & ~fit.outliers
     good = good if bool(good.any()) else there
-    engine = InProcess(rows)
+    engine = engine_on(rows)
     sums = engine.ask(spread_ask(fit.family, fit.centre, fit.theta, fit.weights, fit.scale, good))
     scale = fit.family.scale_of(sums["scatter"], sums["n"]) if fit.family.has_scale else fit.scale[0]
     mixtures = Mixtures(fit, scaling, rows.names, scale, Typical(0.0, 0.0, 0.0))

@@ -12,13 +12,14 @@ from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.judging import judge_ask, responsibilities
 from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
+from coterie.engines.chosen import engine_on
 from coterie.models.mixtures import Family, Gaussian
 from coterie.protocol import Tensors
 
 __all__ = [
     "EM_METHODS",
     "OUTLIER",
+    "REVEALED",
     "Choice",
     "MixtureFit",
     "bic",
@@ -28,6 +29,9 @@ __all__ = [
     "of_fedgrem",
 ]
 
+REVEALED = frozenset(
+    {"alone", "begun", "has_scale", "joint", "own_scale", "tilde", "weights"}
+)  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
     "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),
@@ -139,7 +143,7 @@ def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
 
 def log_likelihood(fit: MixtureFit, rows: Ragged) -> Tensor:
     """Mean log-likelihood of every client's rows, zero for who has none; the clients must be those of the fit.  [M]"""
-    got = InProcess(rows).ask(judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
+    got = engine_on(rows).ask(judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
     likelihood: Tensor = got["likelihood"]
     return likelihood
 

@@ -19,11 +19,11 @@ from coterie.config import FitOptions, MixtureOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
-from coterie.engines.in_process import Program, Round
+from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError, DataError
 from coterie.mixture.fit import Choice, choose_components, fit_mixture
 from coterie.mixture.model import Mixtures, ready
-from coterie.mixture.results import EM_METHODS, of_baseline
+from coterie.mixture.results import EM_METHODS, REVEALED, of_baseline
 from coterie.mixture.scores import MixtureScore, halves, row_counts, scored
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.phases import Phases, Watch
@@ -90,7 +90,7 @@ class _Driven:
         total = min(rounds, _COUNTING) if phase.startswith("choose") else rounds  # candidates are not led to the end
         done = self.phases.run(phase, rows, programs, state, total, engine)
         self.rounds[phase] = done.rounds
-        return done.states, [engine.worker.private[run] for run in range(len(programs))]
+        return done.states, engine.revealed(range(len(programs)), REVEALED)
 
 
 def fit_clients(
@@ -143,7 +143,7 @@ def _prepare(phases: Phases, clients: Clients) -> _Prepared:
         scaling = replace(scaling, mean=torch.zeros_like(scaling.mean), y_mean=torch.zeros_like(scaling.y_mean))
 
     def scaled(rows: Ragged) -> Ragged:
-        return rows.to(torch.float64).changed(scaling.features, scaling.target)
+        return rows.to(torch.float64).scaled(scaling)
 
     test, newcomers = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
     return _Prepared(family, scaling, scaled(train), test, newcomers)

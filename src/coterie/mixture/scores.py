@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,10 +38,10 @@ def halves(newcomers: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
     """Rows of new clients that find their proportions, and those that judge."""
     if newcomers is None:
         return None
-    enough = np.flatnonzero(newcomers.layout.counts > 1)
-    if not len(enough):
+    enough = newcomers.at_least(2)
+    if not enough.n_clients:
         return None
-    query, support = newcomers.only(enough).split(SUPPORT, seed=seed, purpose="support")
+    query, support = enough.split(SUPPORT, seed=seed, purpose="support")
     return support, query
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from torch import nn
+from torch import Tensor, nn
 
 from coterie.algorithms.preparation import Scaling
 from coterie.data.schema import Schema
@@ -92,7 +92,8 @@ def write_models(folder: Path, fitted: FittedPersonal) -> None:
         "layers": list(found.layers), "step_size": fit.step_size, "training": asdict(fit.training), "seed": fit.seed,
     }  # fmt: skip
     save_tensors(folder / _COMMON, tensors, said)
-    save_tensors(folder / _CLIENTS, {"own": found.own}, {"names": found.names.tolist()})
+    own, names = (found.own, found.names.tolist()) if isinstance(found.own, Tensor) else (fit.start[None][:0], [])
+    save_tensors(folder / _CLIENTS, {"own": own}, {"names": names})  # none where they have stayed with their clients
 
 
 def read_models(folder: Path, module: nn.Module | Model | None) -> tuple[Personal, Scaling, Schema]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
+from coterie.engines.chosen import engine_on
 from coterie.errors import DataError
 from coterie.evaluate import Measured, judged, measure_own_ask
 from coterie.local import Training, own_outputs
@@ -171,8 +171,8 @@ def measure_personal(
     new = kept["visits"] == 0  # [M]
     if bool(new.any()):
         kept = {name: value.clone() for name, value in kept.items()}  # who fits does so in the copy
-        _ask(train_rows, kept, fit_personal_ask(model, theta, parts, fit, to=new.nonzero()[:, 0]))
-    values = _ask(rows, kept, judge_personal_ask(model, theta, parts))
+        _ask(train_rows, {0: kept}, fit_personal_ask(model, theta, parts, fit, to=new.nonzero()[:, 0]))
+    values = _ask(rows, {0: kept}, judge_personal_ask(model, theta, parts))
     return PersonalMeasured(**values, fitted=new)
 
 
@@ -205,10 +205,10 @@ def measure_fine_tuned(
         If rows are not of the same clients.
     """
     _check_same_clients(rows, train_rows)
-    engine = InProcess(train_rows)
+    engine = engine_on(train_rows)
     how: dict[str, Any] = {"step_size": step_size, "training": training, "seed": seed}
     engine.run([lambda state: fine_tuning(state, model=model, theta=theta, **how)])
-    return Measured(**_ask(rows, engine.worker.private[0], measure_own_ask(model)))
+    return Measured(**_ask(rows, engine.private, measure_own_ask(model)))
 
 
 def _check_same_clients(rows: Ragged, train_rows: Ragged) -> None:
@@ -228,10 +228,10 @@ def _checked(private: Mapping[str, Tensor] | None, n_clients: int, fit: Fit) -> 
     return {name: private[name] for name in ("personal", "visits")}
 
 
-def _ask(rows: Ragged, private: Tensors, ask: Ask) -> Mapping[str, Any]:
+def _ask(rows: Ragged, private: Any, ask: Ask) -> Mapping[str, Any]:
     """Put a question to clients with these rows and this private state, which their answers may change."""
-    engine = InProcess(rows)
-    engine.worker.private = {0: private}
+    engine = engine_on(rows)
+    engine.private = private
     return engine.ask(ask).values
 
 

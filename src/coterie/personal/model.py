@@ -11,7 +11,9 @@ from torch import Tensor
 
 from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
+from coterie.engines.chosen import engine_on
+from coterie.engines.private import Kept
+from coterie.errors import RunError
 from coterie.evaluate import Measured, measure_own_ask
 from coterie.local import own_outputs
 from coterie.models import Model, split
@@ -56,8 +58,9 @@ class Personal:
         [Q] what all share; without personal layers [P], where every client begins.
     names : ndarray
         [M] clients, ascending.
-    own : Tensor
-        [M, P - Q] every client's personal part; without personal layers [M, P], its own model.
+    own : Tensor or Kept
+        [M, P - Q] every client's personal part; without personal layers [M, P], its own model. Where clients are on other
+        machines it stays there, and this is a handle to it.
     fit : Fit
         How a client that has none gets one.
     """
@@ -66,8 +69,15 @@ class Personal:
     layers: tuple[str, ...]
     theta: Tensor
     names: np.ndarray
-    own: Tensor
+    own: Tensor | Kept
     fit: Fit
+
+    @property
+    def parts(self) -> Tensor:
+        """[M, ...] the personal parts, where they are here."""
+        if isinstance(self.own, Kept):
+            raise RunError("personal parts have stayed with their clients", "predict where the clients are")
+        return self.own
 
     def of(self, names: np.ndarray) -> tuple[Tensor, Tensor]:
         """Look up the parts of clients [C, ...], and who has one [C]; the others have what they would begin with."""
@@ -76,7 +86,7 @@ class Personal:
         known = at >= 0
         if not len(self.names):
             return self.fit.start.expand(len(at), -1), known
-        return torch.where(known[:, None], self.own[at], self.fit.start), known
+        return torch.where(known[:, None], self.parts[at], self.fit.start), known
 
     def adopt(self, rows: Ragged) -> Adopted:
         """Fit the personal parts of clients, old or new, to their labelled rows; what all share stays as it is."""
@@ -88,32 +98,39 @@ class Personal:
         kept = ~np.isin(self.names, new.names)
         names = np.concatenate([self.names[kept], new.names])
         order = np.argsort(names, kind="stable")
-        own = torch.cat([self.own[torch.from_numpy(kept)], new.own])
+        own = torch.cat([self.parts[torch.from_numpy(kept)], new.own])
         return replace(self, names=names[order], own=own[torch.from_numpy(order)])
 
     def fitted(self, rows: Ragged) -> Tensor:
         """Personal parts from rows alone.  [C, ...]"""
-        engine, fit = InProcess(rows), self.fit
+        own = self.adapted(rows)
+        assert isinstance(own, Tensor)  # the rows are here
+        return own
+
+    def adapted(self, rows: Ragged, kept: Kept | None = None) -> Tensor | Kept:
+        """Personal parts from rows that may be elsewhere; who has one already, `kept` there, keeps it.  [C, ...]"""
+        engine, fit = engine_on(rows), self.fit
         if self.layers:
+            engine.private = engine.private if kept is None else kept
             engine.ask(fit_personal_ask(self.model, self.theta, split(self.model, self.layers), fit))
-            return engine.worker.private[0]["personal"]
+            return _own(engine.private, "personal")
         tune = partial(
             fine_tuning, model=self.model, theta=self.theta, step_size=fit.step_size, seed=fit.seed,
             training=fit.training,
         )  # fmt: skip
         engine.run([tune])
-        return engine.worker.private[0]["theta"]
+        return _own(engine.private, "theta")
 
-    def measured(self, rows: Ragged, own: Tensor) -> Measured:
+    def measured(self, rows: Ragged, own: Tensor | Kept) -> Measured:
         """Judge clients on rows, each with its personal part.  own [C, ...]"""
-        engine = InProcess(rows)
+        engine, name = engine_on(rows), "personal" if self.layers else "theta"
+        engine.private = (
+            own if isinstance(own, Kept) else {0: {name: own.clone()}}
+        )  # measuring writes back what it read
+        ask = measure_own_ask(self.model)
         if self.layers:
-            engine.worker.private = {0: {"personal": own}}
-            return Measured(
-                **engine.ask(judge_personal_ask(self.model, self.theta, split(self.model, self.layers))).values
-            )
-        engine.worker.private = {0: {"theta": own.clone()}}  # measuring writes back what it read
-        return Measured(**engine.ask(measure_own_ask(self.model)).values)
+            ask = judge_personal_ask(self.model, self.theta, split(self.model, self.layers))
+        return Measured(**engine.ask(ask).values)
 
     def outputs(self, rows: Ragged, own: Tensor) -> Tensor:
         """What every row's client makes of it, in the order of storage.  own [C, ...] -> [N, O]"""
@@ -126,8 +143,12 @@ class Personal:
         return torch.cat(made)
 
 
+def _own(private: Kept | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | Kept:
+    return private if isinstance(private, Kept) else private[0][name]
+
+
 def trained(
-    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor], rows: Ragged, fit: Fit
+    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | Kept, rows: Ragged, fit: Fit
 ) -> Personal:
     """Put together what training left with the server (theta) and with the clients (private).
 
@@ -138,8 +159,10 @@ def trained(
         fit = replace(fit, start=theta)
     found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit)
     if not layers:
-        return replace(found, own=found.fitted(rows))
-    own = private["personal"] if private else found.own
+        return replace(found, own=found.adapted(rows))
+    if isinstance(private, Kept):
+        return replace(found, own=found.adapted(rows, private))
+    own = private["personal"] if private else found.parts
     new = private["visits"] == 0 if private else torch.ones(rows.n_clients, dtype=torch.bool)
     if bool(new.any()):
         own = own.clone()

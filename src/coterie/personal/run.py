@@ -15,10 +15,13 @@ from coterie.algorithms.preparation import Scaling
 from coterie.baselines import Score, add_baselines, metric, newcomers, overall, score
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
+from coterie.data.remote import RemoteRows
 from coterie.data.schema import Schema
-from coterie.engines.in_process import InProcess, Program, Round
+from coterie.engines.chosen import AnyEngine, engine_on
+from coterie.engines.drive import Program, Round
+from coterie.engines.private import Kept
 from coterie.models import Model
-from coterie.participation import Clock, turn_out
+from coterie.participation import Clock, WallClock, turn_out
 from coterie.personal.measure import Distribution
 from coterie.personal.model import Personal, trained
 from coterie.personal.plan import Plan, check_personal, plan, prepare_personal
@@ -28,6 +31,7 @@ from coterie.protocol import Ask, Replies, Save
 __all__ = ["FittedPersonal", "check_personal", "fit_personal"]
 
 _MEASURES = 50  # times that held-out rows are looked at on the way, about
+_FAR_MEASURES = 5  # where every look is two messages
 _NAMED = {"metric": "", "metric_global": "global", "metric_local": "local"}
 
 
@@ -78,11 +82,13 @@ def fit_personal(
         As for `fitting.fit`.
     """
     began = time.perf_counter()
+    if isinstance(clients.train, RemoteRows) and options.personal.clock is None:
+        clock = clock or WallClock()  # far away, some are faster than others without being told to be
     check_personal(clients, options, module=module, clock=clock)
     phases = Phases(options, folder, every, watch)
     made = prepare_personal(phases, clients, module)
     how = plan(options, made, clock)
-    engine = InProcess(made.rows, participation=how.policy, clock=how.clock, seed=options.seed)
+    engine = engine_on(made.rows, participation=how.policy, clock=how.clock, seed=options.seed, store="fit")
     program = _measured(how, made, engine, options.training.rounds)
     done = phases.run("fit", made.rows, [program], how.state, options.training.rounds, engine)
     found = _personal(how, made, engine, done.states[0])
@@ -92,15 +98,15 @@ def fit_personal(
         add_baselines(phases, made, scores, per_client)
     fitted = FittedPersonal(
         options, clients.schema, made.scaling, found, scores, per_client, _spread(made, options.method, per_client),
-        done.rounds, time.perf_counter() - began, how.clock is not None,
+        done.rounds, time.perf_counter() - began, how.clock is not None and not isinstance(how.clock, WallClock),
     )  # fmt: skip
     return replace(fitted, warnings=_warnings(fitted, how))
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
-def _measured(how: Plan, made: Prepared, engine: InProcess, rounds: int) -> Program:
+def _measured(how: Plan, made: Prepared, engine: AnyEngine, rounds: int) -> Program:
     """Look at held-out rows on the way, as clients would fare if training ended there; nothing is changed by it."""
-    step = max(1, rounds // _MEASURES)
+    step = max(1, rounds // (_FAR_MEASURES if isinstance(made.rows, RemoteRows) else _MEASURES))
 
     def judge(state: Any) -> dict[str, float]:
         inner = _inner(state)
@@ -132,8 +138,8 @@ def _inner(state: Any) -> averaging.State:
     return found
 
 
-def _personal(how: Plan, made: Prepared, engine: InProcess, state: Any) -> Personal:
-    private = engine.worker.private.get(0, {})
+def _personal(how: Plan, made: Prepared, engine: AnyEngine, state: Any) -> Personal:
+    private = engine.private if isinstance(engine.private, Kept) else engine.private.get(0, {})
     return trained(made.model, how.layers, _inner(state).theta, private, made.rows, how.fit)
 
 
@@ -148,16 +154,16 @@ def _measure(made: Prepared, title: str, options: FitOptions, found: Personal) -
     parts = newcomers(made, options.seed)
     if parts is not None:
         support, query = parts
-        new = found.measured(query, found.fitted(support)), query
+        new = found.measured(query, found.adapted(support)), query
     return [score(made, (options.method, title), train, test, new)], per_client
 
 
-def _took_part(engine: InProcess, question: Ask, rounds: list[Round]) -> dict[str, Tensor]:
+def _took_part(engine: AnyEngine, question: Ask, rounds: list[Round]) -> dict[str, Tensor]:
     """In how many rounds each client took part, and, with a clock that foretells, what a round took it on average.  [M]
 
-    Who takes part is drawn by key, so that drawing again tells who did.
+    Who takes part is drawn by key, so that drawing again tells who did; engines whose clients can be late have counted.
     """
-    clients = engine.worker.rows.keys
+    clients = engine.keys
     count, total = torch.zeros(len(clients), dtype=torch.int64), torch.zeros(len(clients), dtype=torch.float64)
     asked = [r for r in rounds if r.participants]
     for done in asked:
@@ -166,7 +172,7 @@ def _took_part(engine: InProcess, question: Ask, rounds: list[Round]) -> dict[st
         count[who.answered] += 1
         times = None if engine.clock is None else engine.clock.arrivals(done.round, clients, engine.seed, ask.work)
         total += torch.nan if times is None else times
-    found = {"rounds": count}
+    found = {"rounds": count if engine.heard is None else engine.heard.clone()}
     if asked and bool(total.isfinite().all()):
         found["seconds"] = total / len(asked)
     return found

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""coterie's app with nodes that misbehave: the run's configuration says how.
+
+`fault = "answers"`: from its second training on, node-1 answers with a NaN, a wrong shape, an unknown step, an array ten
+times as large. `fault = "sleep"`: before training, every node sleeps for as many seconds as `sleep` says in its place.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+import coterie.catalogue  # noqa: F401
+from coterie.engines.flower.client import answer
+from coterie.engines.flower.messages import Answers, Question
+from coterie.engines.flower.wire import from_records, to_records
+from coterie.flower import serving
+from coterie.flower.holding import holding_of
+
+server = serving.server
+client = ClientApp()
+
+TRAINING = ("assign_and_train", "train_in_turn", "train_shared")
+FAULTS = ("none", "NaN", "wrong shape", "unknown step", "ten times as large")
+
+
+@client.query("coterie")
+@client.train("coterie")
+def misbehave(message: Message, context: Context) -> Message:
+    holding = holding_of(context)
+    asked = from_records(message.content)
+    training = isinstance(asked, Question) and any(ask.step.__name__ in TRAINING for ask in asked.asks.values())
+    if not training:
+        return answer(message, holding)
+    node = int(holding.name.removeprefix("node-"))
+    fault = context.run_config["fault"]
+    if fault == "sleep":
+        time.sleep(float(str(context.run_config["sleep"]).split(",")[node]))
+    elif fault == "answers" and node == 1:
+        return wrong(message, holding, FAULTS[min(count(holding.folder), len(FAULTS) - 1)])
+    return answer(message, holding)
+
+
+def count(folder: Path) -> int:
+    """How often this node has been asked to train: every message is answered by a process of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder.parent / "trainings"
+    number = int(file.read_text()) if file.exists() else 0
+    file.write_text(str(number + 1))
+    return number
+
+
+def wrong(message: Message, holding: object, fault: str) -> Message:
+    if fault == "unknown step":
+        for record in message.content.config_records.values():
+            record["json"] = str(record["json"]).replace("assign_and_train", "os_system")
+        return answer(message, holding)
+    reply = answer(message, holding)
+    said = from_records(reply.content)
+    if fault == "none" or not isinstance(said, Answers):
+        return reply
+    parts = {
+        run: {f: {k: spoil(v, fault) for k, v in p.items()} for f, p in own.items()} for run, own in said.parts.items()
+    }
+    return Message(to_records(replace(said, parts=parts)), reply_to=message)
+
+
+def spoil(value: torch.Tensor, fault: str) -> torch.Tensor:
+    if fault == "NaN":
+        return torch.full_like(value, float("nan")) if value.is_floating_point() else value
+    if fault == "wrong shape":
+        return value[..., None]
+    return torch.cat([value] * 10)

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all engines share: generators are driven in lockstep, a round of all at a time, and kept in checkpoints.
+
+An engine says who its clients are, who of them takes part and by which clock, and answers asks. All else is here.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, to_record
+from coterie.engines.worker import Answer
+from coterie.errors import RunError
+from coterie.participation import Clock, Participation, Turnout, turn_out
+from coterie.protocol import Algorithm, Ask, Replies, Save, Tensors
+
+__all__ = ["Engine", "Finished", "Heard", "Program", "Round", "drive", "finish"]
+
+Program = Callable[[Any], Algorithm]  # an algorithm with all its options; given the saved state, or None at the start
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened between two saves of a run; `time` is what the engine's clock says since the run began."""
+
+    run: int
+    round: int
+    seconds: float
+    participants: int
+    bytes_up: int
+    bytes_down: int
+    info: Mapping[str, Any] = field(default_factory=dict)
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last state of every run, and all rounds of all runs in order."""
+
+    states: list[Any]
+    rounds: list[Round]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a question to some clients brought.
+
+    Attributes
+    ----------
+    answers : dict
+        Run -> its answer.
+    elapsed : float
+        Seconds that it took, by the engine's clock; 0 without one.
+    events : list of str
+        What went wrong on the way.
+    """
+
+    answers: dict[int, Answer]
+    elapsed: float = 0.0
+    events: list[str] = field(default_factory=list)
+
+
+class Engine(Protocol):
+    """What the drive asks of an engine."""
+
+    @property
+    def participation(self) -> Participation:
+        """Who takes part in a round."""
+
+    @property
+    def clock(self) -> Clock | None:
+        """What time it takes clients."""
+
+    @property
+    def seed(self) -> int:
+        """What participation and virtual time are drawn from."""
+
+    @property
+    def keys(self) -> Tensor:
+        """[M] identity of each client for randomness."""
+
+    def hear(self, asks: Mapping[int, Ask], who: Turnout) -> Heard:
+        """Put every run's ask to the same clients."""
+
+    def knows(self, run: int) -> bool:
+        """Whether clients keep private state of a run already."""
+
+    def forget(self) -> None:
+        """Begin without private state."""
+
+    def keep(self) -> tuple[Tensors, Any]:
+        """What a checkpoint must hold of private state: tensors named `private/...`, and what JSON can hold."""
+
+    def kept(self) -> None:
+        """Know that the checkpoint is written: nothing older will be restored."""
+
+    def restore(self, tensors: Tensors, rest: Any) -> None:
+        """Take up what `keep` gave."""
+
+
+def drive(
+    engine: Engine,
+    programs: Sequence[Program],
+    *,
+    checkpoint: Path | None = None,
+    every: float = 0.0,
+    state_type: type | None = None,
+    watch: Callable[[Round], None] | None = None,
+) -> Finished:
+    """Run programs side by side, a round of all at a time.
+
+    Parameters
+    ----------
+    engine : Engine
+        What answers.
+    programs : sequence of callable
+        Each is given a saved state, or None, and returns its generator.
+    checkpoint : Path, optional
+        Where the state is kept. A file that is there already is continued from.
+    every : float
+        Seconds that pass at least between two checkpoints; the last round is always kept.
+    state_type : type, optional
+        The state's dataclass, needed to continue.
+    watch : callable, optional
+        Told of every round.
+    """
+    engine.forget()  # private state of an earlier run: these programs start, or are restored
+    driven = _Drive(engine, programs, watch)
+    if checkpoint is not None and checkpoint.exists():
+        if state_type is None:
+            raise RunError(f"there is a checkpoint at {checkpoint}", "give state_type to continue, or remove it")
+        driven.restore(checkpoint, state_type)
+    kept = time.monotonic()
+    while driven.advance():
+        if checkpoint is not None and time.monotonic() - kept >= every:
+            driven.keep(checkpoint)
+            kept = time.monotonic()
+    if checkpoint is not None:
+        driven.keep(checkpoint)
+    return Finished(driven.results(), driven.rounds)
+
+
+class _Drive:
+    """One call of `drive`: the generators, where each is, and what has happened."""
+
+    def __init__(self, engine: Engine, programs: Sequence[Program], watch: Callable[[Round], None] | None) -> None:
+        self.engine, self.programs, self.watch = engine, programs, watch
+        self.states: list[Any] = [None] * len(programs)
+        self.rounds: list[Round] = []
+        self.times = [0.0] * len(programs)
+        self.barrier = 0  # rounds that all unfinished runs have completed
+        self.generators: dict[int, Algorithm] | None = None
+        self.returned: dict[int, Any] = {}
+
+    def restore(self, path: Path, state_type: type) -> None:
+        tensors, document = load_tensors(path)
+        if len(document["states"]) != len(self.programs):
+            raise RunError(
+                f"the checkpoint {path} has {len(document['states'])} runs and {len(self.programs)} are asked for",
+                "continue with the options that it was begun with",
+            )
+        self.barrier = document["barrier"]
+        self.rounds = [Round(**record) for record in document["rounds"]]
+        for done in self.rounds:
+            self.times[done.run] = done.time
+        for run, rest in enumerate(document["states"]):
+            if rest is not None:
+                own = {k.split("/", 2)[2]: v for k, v in tensors.items() if k.startswith(f"state/{run}/")}
+                self.states[run] = from_record(state_type, own, rest)
+        private = {name: value for name, value in tensors.items() if name.startswith("private/")}
+        self.engine.restore(private, document.get("private"))
+
+    def keep(self, path: Path) -> None:
+        tensors: dict[str, Tensor] = {}
+        states: list[Any] = []
+        for run, state in enumerate(self.states):
+            own, rest = ({}, None) if state is None else to_record(state)
+            states.append(rest)
+            tensors |= {f"state/{run}/{name}": value for name, value in own.items()}
+        private, rest = self.engine.keep()
+        rounds = [dict(vars(r), info=dict(r.info)) for r in self.rounds]
+        document = {"barrier": self.barrier, "states": states, "rounds": rounds, "private": rest}
+        save_tensors(path, tensors | private, document)
+        self.engine.kept()
+
+    def results(self) -> list[Any]:
+        return [self.returned.get(run, state) for run, state in enumerate(self.states)]
+
+    def advance(self) -> bool:
+        """Take every unfinished run to its next save (or its end); false when all have ended.
+
+        Runs that need fewer questions wait for the others, so that a checkpoint is one moment of all of them.
+        """
+        if self.generators is None:
+            self.generators = {run: program(self.states[run]) for run, program in enumerate(self.programs)}
+        begin = time.perf_counter()
+        tallies = {run: _Tally() for run in self.generators}
+        waiting: dict[int, Ask] = {}
+        saved: dict[int, Save] = {}
+        for run in list(self.generators):
+            self._step(run, None, waiting, saved)
+        while waiting:
+            answers = self._answer(waiting, tallies)
+            waiting = {}
+            for run, replies in answers.items():
+                self._step(run, replies, waiting, saved)
+        self.barrier += bool(saved)  # not when the last runs only end, so that they can be continued with more rounds
+        for run, save in saved.items():
+            self._record(run, save, tallies[run], time.perf_counter() - begin)
+        return bool(self.generators)
+
+    def _step(self, run: int, replies: Replies | None, waiting: dict[int, Ask], saved: dict[int, Save]) -> None:
+        assert self.generators is not None
+        try:
+            wanted = self.generators[run].send(replies)
+        except StopIteration as end:
+            del self.generators[run]
+            self.returned[run] = end.value
+            return
+        if isinstance(wanted, Save):
+            saved[run] = wanted
+        else:
+            waiting[run] = wanted
+
+    def _answer(self, waiting: Mapping[int, Ask], tallies: "Mapping[int, _Tally]") -> dict[int, Replies]:
+        replies: dict[int, Replies] = {}
+        for runs, who in self._turnouts(waiting):
+            fresh = {run: not self.engine.knows(run) for run in runs}
+            heard = self.engine.hear({run: waiting[run] for run in runs}, who)
+            for run, answer in heard.answers.items():
+                replies[run] = finish(waiting[run], answer, who.asked, heard.elapsed)
+                tallies[run].count(waiting[run], answer, who, fresh[run], heard)
+        return replies
+
+    def _turnouts(self, waiting: Mapping[int, Ask]) -> list[tuple[list[int], Turnout]]:
+        """Group runs that hear the same clients at the same time: they share a pass over the rows."""
+        engine, clients = self.engine, self.engine.keys
+        groups: list[tuple[list[int], Turnout]] = []
+        for alike in _same_addressees(waiting):
+            ask = waiting[alike[0]]
+            who = turn_out(
+                engine.participation, engine.clock, ask, round_=self.barrier, clients=clients, seed=engine.seed
+            )
+            for runs, other in groups:
+                if who.same_as(other):
+                    runs.extend(alike)
+                    break
+            else:
+                groups.append((alike, who))
+        return groups
+
+    def _record(self, run: int, save: Save, tally: "_Tally", seconds: float) -> None:
+        self.states[run] = save.state
+        self.times[run] += tally.elapsed
+        info, now = dict(save.info), self.times[run]
+        if tally.events:
+            info["events"] = [*info.get("events", ()), *tally.events]
+        done = Round(run, self.barrier - 1, seconds, tally.participants, tally.up, tally.down, info, now)
+        self.rounds.append(done)
+        if self.watch is not None:
+            self.watch(done)
+
+
+@dataclass
+class _Tally:
+    """Bytes, participants, time and mishaps between two saves."""
+
+    up: int = 0
+    down: int = 0
+    participants: int = 0
+    elapsed: float = 0.0
+    events: list[str] = field(default_factory=list)
+
+    def count(self, ask: Ask, answer: Answer, who: Turnout, fresh: bool, heard: Heard) -> None:
+        values = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]  # private state begins only once
+        sent = sum(v.nbytes if isinstance(v, Tensor) else 8 for v in values)
+        planned = len(who.asked) * sent + sum(v.nbytes for v in ask.each.values())
+        self.down += planned if answer.bytes_down is None else answer.bytes_down
+        self.up += answer.bytes_up
+        self.participants = max(self.participants, len(answer.ids))
+        self.elapsed += heard.elapsed
+        self.events += heard.events
+
+
+def _same_addressees(asks: Mapping[int, Ask]) -> list[list[int]]:
+    """Group runs whose asks go to the same clients, for the same work, and want as many answers."""
+    groups: list[tuple[Ask, list[int]]] = []
+    for run, ask in asks.items():
+        for first, runs in groups:
+            if (first.work, first.enough) == (ask.work, ask.enough) and _same_names(first.to, ask.to):
+                runs.append(run)
+                break
+        else:
+            groups.append((ask, [run]))
+    return [runs for _, runs in groups]
+
+
+def _same_names(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def finish(ask: Ask, answer: Answer, asked: Tensor, elapsed: float) -> Replies:
+    """Make of the merged parts what the algorithm sees."""
+    values = {name: ask.fold[name].finish({k: v[0] for k, v in part.items()}) for name, part in answer.parts.items()}
+    everybody = len(answer.ids) == len(asked)
+    return Replies(values, answer.ids, asked[:0] if everybody else asked[~torch.isin(asked, answer.ids)], elapsed)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's side: answer the server's questions for the node's clients, with the worker that every engine has."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from coterie.data.clients import Clients
+from coterie.data.remote import seen_by
+from coterie.data.schema import Schema
+from coterie.engines.flower import registry
+from coterie.engines.flower.messages import PROTOCOL, Answers, Hello, Introduction, Question, Refusal
+from coterie.engines.flower.state import PrivateFiles, same
+from coterie.engines.flower.wire import fingerprint, from_records, to_records
+from coterie.engines.worker import Worker
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.protocol import Tensors
+
+__all__ = ["Holding", "answer", "refuse_mods"]
+
+_LOADED = 16  # nodes' rows that a process keeps: in a simulation one process stands for several nodes
+_WORKERS = 64  # sets of rows, scaled and split, that a process keeps ready
+_MASKING = {"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod", "secagg_mod", "secaggplus_mod"}
+
+_loaded: OrderedDict[str, Clients] = OrderedDict()
+_workers: OrderedDict[str, Worker] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a node has.
+
+    Attributes
+    ----------
+    name : str
+        Of the node: no other has it, and it is the same after a restart.
+    load : callable
+        Gives all rows of the node's clients. It is given None, or the schema of the federation: the columns with the levels
+        and classes of all nodes together.
+    folder : Path
+        Where private state is kept. It must survive a restart.
+    modules : mapping
+        Networks of one's own by the names that the server has for them.
+    opaque : bool
+        Whether the server hears of clients by their keys and not by their names.
+    version : str
+        What else decides which rows `load` gives: with another one a process reads them anew.
+    """
+
+    name: str
+    load: Callable[[Schema | None], Clients]
+    folder: Path
+    modules: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
+    opaque: bool = False
+    version: str = ""
+
+
+def answer(message: Message, holding: Holding) -> Message:
+    """Answer a message of the server; what cannot be answered is refused with a reason."""
+    for name, make in holding.modules.items():
+        if name not in registry.named_names():
+            registry.register_named(name, make())
+    reply: Introduction | Answers | Refusal
+    try:
+        asked = from_records(message.content)
+        if isinstance(asked, Hello):
+            reply = _introduce(asked, holding)
+        elif isinstance(asked, Question):
+            reply = _answer(asked, holding)
+        else:
+            raise RunError(f"a {type(asked).__name__} is not a question", "use the same version of coterie everywhere")
+    except CoterieError as error:
+        reply = Refusal(holding.name, error.message, error.hint)
+    return Message(to_records(reply), reply_to=message)
+
+
+def refuse_mods(app: ClientApp) -> None:
+    """Refuse an app with secure aggregation or differential privacy: they would leave our messages as they are, silently."""
+    for mod in getattr(app, "_mods", []):
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in _MASKING:
+            raise ConfigError(
+                f"the app has Flower's '{name}', which leaves coterie's messages as they are and only seems to mask them",
+                "take it off this app; coterie's sums are not yet aggregated securely",
+            )
+
+
+# -- who are you? -----------------------------------------------------------------------------------------------------
+def _introduce(asked: Hello, holding: Holding) -> Introduction:
+    if asked.protocol != PROTOCOL:
+        raise RunError(
+            f"the server speaks protocol {asked.protocol} and this node {PROTOCOL}",
+            "install the same version of coterie",
+        )
+    PrivateFiles(holding.folder, asked.run).begin()
+    clients, _ = _data(holding, None)
+    rows = clients.train
+    keys = rows.keys
+    names = tuple(f"{int(key) & (2**64 - 1):016x}" for key in keys) if holding.opaque else tuple(rows.names.tolist())
+    counts = {"train": rows.counts}
+    for part, there in (("test", clients.test), ("newcomers", clients.newcomers)):
+        if there is not None:
+            counts[part] = _counts_of(there.names, there.counts, rows.names, part)
+    return Introduction(
+        holding.name, {name: version(name) for name in ("coterie", "torch")}, tuple(registry.steps()),
+        clients.schema.model_dump_json(), names, keys, counts, _empty_row(clients), clients.fingerprint(),
+    )  # fmt: skip
+
+
+def _counts_of(names: np.ndarray, counts: Tensor, known: np.ndarray, part: str) -> Tensor:
+    if not np.array_equal(names, known):
+        raise RunError(f"the {part} rows are not of the clients who train", "hold rows out on the server: --test-size")
+    return counts
+
+
+def _empty_row(clients: Clients) -> Tensors:
+    """Shape and precision of rows: tensors without any."""
+    block = next(iter(clients.train.blocks(torch.arange(min(1, clients.train.n_clients)))), None)
+    if block is None:
+        raise RunError("this node has no clients", "give it rows, or leave it out of the federation")
+    row = {"x": block.x[0, :0].clone()}
+    return row if block.y is None else {**row, "y": block.y[0, :0].clone()}
+
+
+def _data(holding: Holding, schema: str | None) -> tuple[Clients, str]:
+    """The node's rows, and what tells them from others; read once by a process."""
+    key = f"{holding.folder}/{holding.name} {holding.version} {schema or ''}"
+    if key not in _loaded:
+        clients = holding.load(None if schema is None else Schema.model_validate_json(schema))
+        if schema is not None and clients.schema != Schema.model_validate_json(schema):
+            raise RunError(
+                "columns, levels or classes are not those of the federation, and this node cannot read its rows so",
+                "give all nodes the same columns and classes",
+            )
+        _loaded[key] = clients
+        while len(_loaded) > _LOADED:
+            _loaded.popitem(last=False)
+    return _loaded[key], key
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+def _answer(asked: Question, holding: Holding) -> Answers:
+    files = PrivateFiles(holding.folder, asked.run)
+    files.tidy(asked.state)
+    private, lost = files.load(asked.state)
+    worker = _worker(asked, holding)
+    if len(asked.ids) and int(asked.ids.max()) >= worker.rows.n_clients:
+        raise RunError("a client is asked who is not here", "start the run anew: the node's clients have changed")
+    worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
+    answers = worker.answer(asked.asks, asked.ids)
+    changed = not same(private, worker.private)
+    if changed:
+        files.keep(asked.state, worker.private)
+    parts = {run: found.parts for run, found in answers.items()}
+    return Answers(holding.name, asked.state.number, parts, asked.ids, changed, lost)
+
+
+def _worker(asked: Question, holding: Holding) -> Worker:
+    """A worker with the rows that are meant; those of late are kept, with what their clients keep of them."""
+    clients, whose = _data(holding, asked.schema)
+    key = f"{whose} {fingerprint((asked.part, asked.views))}"
+    if key not in _workers:
+        _workers[key] = Worker(seen_by(clients, asked.part, asked.views))
+        while len(_workers) > _WORKERS:
+            _workers.popitem(last=False)
+    _workers.move_to_end(key)
+    return _workers[key]

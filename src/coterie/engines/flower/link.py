@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's way to the nodes: who is there, one message to each at a time, and answers as they come."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from coterie.engines.flower.messages import ASK, HELLO, Answers, Hello, Introduction, Question, Refusal
+from coterie.engines.flower.wire import from_records, to_records
+from coterie.errors import CoterieError
+
+__all__ = ["Called", "Link", "Node"]
+
+
+@dataclass
+class Node:
+    """A node of the federation: who it is, and under which id it is there now."""
+
+    said: Introduction
+    address: int | None  # None while it is away
+    schema: str | None = None  # the federation's, where it is not its own
+    waiting: str | None = None  # the message that it has not answered
+
+
+@dataclass
+class Called:
+    """What came of a call: answers, and why others did not answer, by the names of the nodes."""
+
+    answers: dict[str, Answers] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Link:
+    """A Flower grid with the nodes behind it.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's.
+    run : str
+        The run's identity, which nodes keep private state under.
+    timeout : float
+        Seconds that a question may take.
+    poll : float
+        Seconds between two looks at what has come.
+    """
+
+    def __init__(self, grid: Grid, run: str, *, timeout: float, poll: float) -> None:
+        self.grid, self.run, self.timeout, self.poll = grid, run, timeout, poll
+        self.nodes: dict[str, Node] = {}  # by name
+        self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
+        self._greeted: dict[int, str] = {}  # id -> the message that asks who it is
+        self._strangers: dict[int, Introduction] = {}
+
+    # -- who is there -------------------------------------------------------------------------------------------------
+    def greet(self) -> dict[int, Introduction]:
+        """Ask those who they are who have not been asked, and give what is known so far of those who are new."""
+        there = set(self.grid.get_node_ids())
+        known = {node.address for node in self.nodes.values()} | self._greeted.keys()
+        for address in sorted(there - known):
+            self._greeted[address] = self._push(Hello(self.run), HELLO, address)
+        self._look()
+        for node in self.nodes.values():
+            if node.address is not None and node.address not in there:
+                self._greeted.pop(node.address, None)  # it may come back under its id, and is asked again who it is
+                node.address = None
+        for address, said in list(self._strangers.items()):
+            node_back = self.nodes.get(said.node)
+            if node_back is not None and node_back.address is None and _same_clients(node_back.said, said):
+                node_back.address, node_back.waiting = address, None  # it comes back under another id
+                del self._strangers[address]
+        return {address: said for address, said in self._strangers.items() if address in there}
+
+    def settle(self, nodes: Mapping[str, Node]) -> None:
+        """Take in those who are to be asked from now on."""
+        self.nodes = dict(nodes)
+        self._strangers = {}
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+    def call(
+        self,
+        questions: Mapping[str, Question],
+        sizes: Mapping[str, int],
+        enough: int,
+        check: Callable[[Answers], None],
+        patience: float,
+    ) -> Called:
+        """Ask nodes, and wait until enough clients have answered, all have who could be asked, or the time is over.
+
+        Parameters
+        ----------
+        questions, sizes : mapping
+            By the names of nodes: what each is asked, and for how many clients. Who is away, or still busy with an earlier
+            question, is not asked; but who is busy is waited for where some will do and those who are free are too few.
+        enough : int
+            Clients that will do.
+        check : callable
+            Raises `CoterieError` if an answer cannot be used.
+        patience : float
+            Seconds that it may take.
+        """
+        deadline = time.monotonic() + patience
+        called, asked, some = Called(), set[str](), enough < sum(sizes.values())
+        while True:
+            asked |= self._ask({name: question for name, question in questions.items() if name not in asked})
+            for name, reply in self._look().items():
+                if name in asked:
+                    self._take(name, reply, check, called)
+            done = sum(sizes[name] for name in called.answers) >= enough
+            pending = asked - called.answers.keys() - called.failed.keys()
+            busy = {name for name in questions.keys() - asked if self.nodes[name].address is not None}
+            waiting = pending or (some and busy) or not asked
+            if done or not waiting or time.monotonic() >= deadline:
+                break
+            time.sleep(self.poll)
+        if not done:
+            called.failed |= dict.fromkeys(pending, "has not answered in time")
+            called.failed |= dict.fromkeys(busy, "is still busy with an earlier question")
+        called.failed |= dict.fromkeys(questions.keys() - asked - busy, "is away")
+        return called
+
+    def _ask(self, questions: Mapping[str, Question]) -> set[str]:
+        """Push questions to who is there and free.  -> who that is"""
+        if not questions:
+            return set()
+        self.greet()
+        free = {name for name in questions if self.nodes[name].address is not None and not self.nodes[name].waiting}
+        for name in sorted(free):
+            node = self.nodes[name]
+            assert node.address is not None
+            node.waiting = self._push(questions[name], ASK, node.address)
+        return free
+
+    def _take(self, name: str, reply: Message, check: Callable[[Answers], None], called: Called) -> None:
+        """Note an answer that can be used, or why it cannot."""
+        try:
+            said = _content(reply)
+            if not isinstance(said, Answers) or said.node != name:
+                raise CoterieError("answers to something else")
+            check(said)
+            called.answers[name] = said
+        except CoterieError as error:
+            called.failed[name] = f"is refused: {error.message}"
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever a node may have put in
+            called.failed[name] = f"is refused: its answer is malformed: {error}"
+
+    def _push(self, value: Any, kind: str, address: int) -> str:
+        message = Message(to_records(value), address, kind, ttl=max(2 * self.timeout, 60.0))
+        return next(iter(self.grid.push_messages([message])), "")
+
+    def _look(self) -> dict[str, Message]:
+        """Pull what has come: replies by node. Nodes become free, and introductions are noted."""
+        by_node = {node.waiting: name for name, node in self.nodes.items() if node.waiting}
+        by_address = {message: address for address, message in self._greeted.items() if message}
+        found: dict[str, Message] = {}
+        for reply in self.grid.pull_messages([*by_node, *by_address]):
+            number = reply.metadata.reply_to_message_id
+            if number in by_node:
+                self.nodes[by_node[number]].waiting = None
+                found[by_node[number]] = reply
+            elif number in by_address:
+                self._meet(by_address[number], reply)
+        return found
+
+    def _meet(self, address: int, reply: Message) -> None:
+        self._greeted[address] = ""
+        try:
+            said = _content(reply)
+            if isinstance(said, Introduction):
+                self._strangers[address] = said
+            else:
+                self.refusals[address] = "did not say who it is"
+        except CoterieError as error:
+            self.refusals[address] = error.message
+
+
+def _content(reply: Message) -> Any:
+    """What a reply says; Flower's own errors, and the node's, are raised."""
+    if reply.has_error():
+        raise CoterieError(f"Flower says: {reply.error.reason or 'an error'} (code {reply.error.code})")
+    said = from_records(reply.content)
+    if isinstance(said, Refusal):
+        raise CoterieError(said.why, said.hint)
+    return said
+
+
+def _same_clients(a: Introduction, b: Introduction) -> bool:
+    return a.names == b.names and bool((a.counts["train"] == b.counts["train"]).all())

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server and the nodes say to each other."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from coterie.data.remote import AtLeast, Cast, HeldOut, Newcomers, Part, Scaled, View
+from coterie.engines.flower.registry import register_step, register_value
+from coterie.engines.private import reveal
+from coterie.protocol import Ask, ByCluster, Mean, Stack, Sum, Tensors, WeightedMean
+
+__all__ = ["ASK", "HELLO", "PROTOCOL", "Answers", "Hello", "Introduction", "Question", "Refusal", "State"]
+
+PROTOCOL = 1
+HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
+
+
+@register_value
+@dataclass(frozen=True)
+class Hello:
+    """Who are you, and what have you got?"""
+
+    run: str
+    protocol: int = PROTOCOL
+
+
+@register_value
+@dataclass(frozen=True)
+class Introduction:
+    """What a node says of itself.
+
+    Attributes
+    ----------
+    node : str
+        Its name, the same after a restart.
+    versions : dict
+        Of coterie and torch.
+    steps : tuple of str
+        Client functions that it would run.
+    schema : str
+        JSON of its columns and classes.
+    names : tuple of str
+        Its clients, or their keys where names are hidden, in the order of its own numbers.
+    keys : Tensor
+        [m] identity of each client for randomness.
+    counts : dict
+        Part -> [m] rows of each client.
+    row : dict
+        x, y -> a tensor without rows that says shape and precision.
+    fingerprint : str
+        What tells its rows from others: a run is not continued on other data.
+    """
+
+    node: str
+    versions: dict[str, str]
+    steps: tuple[str, ...]
+    schema: str
+    names: tuple[str, ...]
+    keys: Tensor
+    counts: Tensors
+    row: Tensors
+    fingerprint: str
+    protocol: int = PROTOCOL
+
+
+@register_value
+@dataclass(frozen=True)
+class State:
+    """Which private state a question starts from, and where what comes of it is kept.
+
+    Attributes
+    ----------
+    source, accepted : str, int
+        Begin with what was kept under this name after this answer; 0 is nothing.
+    store, number : str, int
+        Keep under this name, as this answer. Later ones are undone.
+    needed : int
+        Answers before this one will never be gone back to.
+    """
+
+    source: str
+    accepted: int
+    store: str
+    number: int
+    needed: int
+
+
+@register_value
+@dataclass(frozen=True)
+class Question:
+    """The asks of several runs to some clients of a node."""
+
+    run: str
+    part: Part
+    views: tuple[View, ...]
+    schema: str | None  # the federation's, where it is not the node's own
+    ids: Tensor  # the node's own numbers, ascending
+    asks: dict[int, Ask]
+    state: State
+
+
+@register_value
+@dataclass(frozen=True)
+class Answers:
+    """What came of a question.
+
+    Attributes
+    ----------
+    node : str
+        Who answers.
+    number : int
+        Of the question.
+    parts : dict
+        Run -> field -> what its fold made of the clients' replies.
+    ids : Tensor
+        Who answered.
+    kept : bool
+        Whether private state has changed and was kept.
+    lost : bool
+        Whether private state was asked for that is not there any more, so that clients began anew.
+    """
+
+    node: str
+    number: int
+    parts: dict[int, dict[str, Tensors]]
+    ids: Tensor
+    kept: bool
+    lost: bool
+
+
+@register_value
+@dataclass(frozen=True)
+class Refusal:
+    """A node cannot answer, and says why."""
+
+    node: str
+    why: str
+    hint: str = field(default="")
+
+
+for _kind in (Ask, Sum, Mean, WeightedMean, ByCluster, Stack, Part, Scaled, Cast, HeldOut, Newcomers, AtLeast):
+    register_value(_kind)
+register_step(reveal)

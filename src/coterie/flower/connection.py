@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Flower's own commands are called: which SuperLink, with which files, and without a word to anybody else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.engines.checkpoint import replace_file
+from coterie.errors import ConfigError, RunError
+
+__all__ = ["QUIET", "Connection", "environment", "tool"]
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def tool(name: str) -> str:
+    """Find one of Flower's commands: beside this Python, or wherever the shell would."""
+    found = shutil.which(name, path=_path())
+    if found is None:
+        raise ConfigError(f"there is no command {name}", "install Flower with: pip install 'coterie[flower]'")
+    return found
+
+
+def environment(home: Path | None, *, threads: int | None = None) -> dict[str, str]:
+    """The environment of Flower's processes: its files in `home`, telemetry off unless the user has turned it on."""
+    made = {**QUIET, **os.environ, "PATH": _path(), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+    if home is not None:
+        made["FLWR_HOME"] = str(home)
+    if threads is not None:
+        made.setdefault("OMP_NUM_THREADS", str(threads))  # nodes share the machine's cores
+    return made
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A SuperLink as Flower's commands know it: a name in a configuration.
+
+    Attributes
+    ----------
+    name : str
+        In the configuration.
+    home : Path or None
+        Flower's folder that holds the configuration; None is the user's own.
+    address : str, optional
+        HOST:PORT; with it the configuration is ours to write.
+    root_certificates : str, optional
+        The authority that has signed the SuperLink's certificate; by default, those that the system trusts.
+    insecure : bool
+        Whether to do without TLS.
+    """
+
+    name: str
+    home: Path | None
+    address: str | None = None
+    root_certificates: str | None = None
+    insecure: bool = False
+
+    def write(self) -> None:
+        """Write the configuration that Flower's commands read."""
+        assert self.home is not None
+        lines = ["[superlink]", f'default = "{self.name}"', f"[superlink.{self.name}]", f'address = "{self.address}"']
+        if self.insecure:
+            lines.append("insecure = true")
+        elif self.root_certificates is not None:
+            lines.append(f"root-certificates = {json.dumps(str(Path(self.root_certificates).absolute()))}")
+        self.home.mkdir(parents=True, exist_ok=True)
+        replace_file(self.home / "config.toml", ("\n".join(lines) + "\n").encode())
+
+    def flwr(self, *words: str) -> str:
+        """Call one of Flower's commands, and hand over what it says."""
+        done = subprocess.run(
+            [tool("flwr"), *words], env=environment(self.home), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise self._refused(done.stderr or done.stdout)
+        return done.stdout
+
+    def document(self, *words: str) -> dict[str, Any]:
+        """Call one of Flower's commands that answers with a JSON document."""
+        said = self.flwr(*words, "--format", "json")
+        found: dict[str, Any] = json.loads(said[said.index("{") :])
+        if not found.get("success"):
+            raise self._refused(str(found.get("error-message", "")))
+        return found
+
+    def nodes_online(self) -> int:
+        """How many nodes are there now."""
+        nodes = self.document("supernode", "list", self.name)["nodes"]
+        return sum(node["status"] == "online" for node in nodes)
+
+    def _refused(self, said: str) -> RunError:
+        """What Flower complains of, without the box around it."""
+        lines = [line.strip("╭╮╰╯│─ \t") for line in said.splitlines()]
+        boxed = lines[lines.index("Error") + 1 :] if "Error" in lines else [line for line in lines if line][-1:]
+        why = " ".join(line for line in boxed if line) or "it does not answer"
+        where = self.address or f"'{self.name}'"
+        return RunError(f"the SuperLink at {where} cannot be asked: {why}", "is it up? see `coterie flower status`")
+
+
+def _path() -> str:
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
