@@ -19,6 +19,7 @@ from command import coterie, refused
 from coterie import FedRep, LGFedAvg, cli, from_arrays, load
 from coterie.config import options
 from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError, DataError
 from coterie.estimators import MAML, Personalised
@@ -126,11 +127,11 @@ def test_rounds_are_counted_as_clients_counted_their_visits(
     """Who took part is drawn again afterwards; clients themselves have counted."""
     engines: list[InProcess] = []
 
-    def engine(*given: Any, **more: Any) -> InProcess:
-        engines.append(InProcess(*given, **more))
+    def engine(rows: Ragged, *, store: str, **more: Any) -> InProcess:
+        engines.append(InProcess(rows, **more))
         return engines[0]
 
-    monkeypatch.setattr(personal_run, "InProcess", engine)
+    monkeypatch.setattr(personal_run, "engine_on", engine)
     more: dict[str, Any] = {} if clock is None else {"clock": clock, "stragglers": "srpfl", "n0": 1, "stage_rounds": 2}
     if clock == "trace":
         more["trace"] = str(tmp_path / "trace.csv")
