@@ -75,11 +75,11 @@ def test_real_nodes_agree_with_one_process(method: str, made: Federation, place:
     assert remote.keys() == local.keys()
     for name, value in local.items():
         torch.testing.assert_close(remote[name], value, atol=TOLERANCE[method], rtol=TOLERANCE[method])
-    clients = [pq.read_table(run / "clients.parquet").to_pydict() for run in (there, here)]
-    assert clients[0]["client"] == clients[1]["client"]
-    assert clients[0]["metric_train"] == pytest.approx(
-        clients[1]["metric_train"], rel=1e-5
-    )  # with heads that never left
+    remote_clients, local_clients = (pq.read_table(run / "clients.parquet").to_pydict() for run in (there, here))
+    assert "train_loss" in local_clients  # of FedRep, with heads that never left their nodes
+    for name, values in local_clients.items():
+        close = pytest.approx(values, rel=1e-5, abs=1e-6) if isinstance(values[0], float) else values
+        assert remote_clients[name] == close, name
     assert (there / "report.html").is_file()
 
 
