@@ -27,11 +27,13 @@ from coterie.config import options
 from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.data.readers import read
+from coterie.engines.flower import NodeWarning
 from coterie.errors import ConfigError, CoterieError
 from coterie.fitting import Fitted, fit
 from coterie.flower import CoterieStrategy, register
 from coterie.flower.connection import QUIET
 from coterie.flower.holding import holding_of
+from coterie.personal.run import fit_personal
 from coterie.runs import load_run
 from flower_grid import MemoryGrid
 
@@ -117,6 +119,21 @@ def test_rounds_may_be_given_in_the_manner_of_flower(tmp_path: Path) -> None:
     assert len(result.train_metrics_clientapp) == 2
     with pytest.raises(ConfigError, match="there is no option 'n_clusters'"):
         CoterieStrategy("ifca", n_clusters=3)
+
+
+def test_stragglers_need_no_clock_where_nodes_are_fast_or_slow_themselves(tmp_path: Path) -> None:
+    stages = {"stragglers": "srpfl", "n0": 2, "stage_rounds": 1}
+    how = {key: value for key, value in IFCA.items() if key != "clusters"}
+    strategy = CoterieStrategy("fedrep", personal=stages, model={"hidden": [2]}, **how)
+    grid = on_nodes(tmp_path)
+    grid.delay = {11: 1, 12: 2}
+    with pytest.warns(NodeWarning, match="has not answered in time|still busy"):
+        result = strategy.start(grid, nodes=3)
+    heard = [result.train_metrics_clientapp[number]["clients"] for number in (1, 2, 3)]
+    assert heard[0] == 3  # the first node's three clients are the two that were enough
+    assert heard[-1] == 8
+    with pytest.raises(ConfigError, match="without a clock nobody is faster"):
+        fit_personal(whole(tmp_path), strategy.options)
 
 
 # -- register ---------------------------------------------------------------------------------------------------------

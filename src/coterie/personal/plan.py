@@ -14,6 +14,7 @@ from coterie.algorithms.lg_fedavg import lg_fedavg
 from coterie.algorithms.maml import maml
 from coterie.config import FitOptions, PersonalOptions, TrainingOptions, first_given
 from coterie.data.clients import Clients
+from coterie.data.remote import RemoteRows
 from coterie.engines.in_process import Program
 from coterie.errors import ConfigError, DataError
 from coterie.local import Training
@@ -214,7 +215,8 @@ def check_personal(
         raise ConfigError(
             f"personal.n0 is {p.n0}, and {n_clients} clients take part in a round", f"give at most {n_clients}"
         )
-    if p.stragglers == "srpfl" and p.clock is None and clock is None:
+    here = not isinstance(clients.train, RemoteRows)  # elsewhere, who is fast answers first
+    if p.stragglers == "srpfl" and p.clock is None and clock is None and here:
         raise ConfigError(
             "personal.stragglers is srpfl, and without a clock nobody is faster than another",
             "give one, like --clock exponential",
