@@ -20,7 +20,9 @@ from coterie.flower.federation import Federation, down, find, process_of, restar
 from coterie.flower.processes import free_port, kill
 
 NODES = 4
-COMMON = ("--rounds", 2, "--no-baselines", "--test-size", 0, "--seed", 3)
+COMMON = (  # every message costs seconds: a node starts a process for it
+    "--rounds", 2, "--no-baselines", "--test-size", 0, "--set", "data.standardise=false", "--seed", 3,
+)  # fmt: skip
 METHODS = {
     "ifca": ("--clusters", 2, "--set", "clusters.init=random", "--set", "training.step_size=0.05"),
     "fedrep": ("--hidden", 4, "--set", "training.step_size=0.05", "--set", "training.batch_size=8"),

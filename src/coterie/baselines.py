@@ -68,17 +68,20 @@ def measured_models(model: Model, theta: Tensor, label: Tensor, rows: Ragged) ->
 
 
 def target_variance(rows: Ragged) -> float:
-    """Variance of all rows' targets, from sums: first the mean, then squares about it."""
+    """Variance of all rows' targets, from sums."""
     if isinstance(rows, RemoteRows):
         return float(rows.once("target variance", lambda: _variance(rows)))
     return _variance(rows)
 
 
 def _variance(rows: Ragged) -> float:
+    """Squares about zero will do, and are asked for once more about the mean where that would cost digits."""
     engine = engine_on(rows)
-    first = engine.ask(target_ask(torch.zeros((), dtype=torch.float64)))
-    n = max(int(first["n"]), 1)
-    return float(engine.ask(target_ask(first["sum"] / n))["square"]) / n
+    got = engine.ask(target_ask(torch.zeros((), dtype=torch.float64)))
+    n = max(int(got["n"]), 1)
+    mean, square = got["sum"] / n, float(got["square"]) / n
+    variance = square - float(mean) ** 2
+    return variance if variance > 1e-4 * square else float(engine.ask(target_ask(mean))["square"]) / n
 
 
 def measure(

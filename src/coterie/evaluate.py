@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coterie.errors import DataError
@@ -185,6 +184,8 @@ def match_models(theta: Tensor, truth: Tensor) -> tuple[float, Tensor]:
     assignment : Tensor
         [J] the true model of each model found, -1 for one that is left over.
     """
+    from scipy.optimize import linear_sum_assignment  # here: only servers need it, and it is slow to load
+
     if len(theta) < len(truth):
         raise DataError(f"{len(theta)} models cannot be matched to {len(truth)}", "compare at least as many models")
     gap = torch.cdist(_vectors(theta), _vectors(truth), compute_mode="donot_use_mm_for_euclid_dist").numpy()  # [J, K]
@@ -208,6 +209,8 @@ def match_labels(labels: Labels, truth: Labels) -> float:
     labels, truth : Tensor, array or sequence
         [M] found and true label of each client; what the labels are called does not matter.
     """
+    from scipy.optimize import linear_sum_assignment  # here: only servers need it, and it is slow to load
+
     found, true = _codes(labels, truth)
     together = np.zeros((found.max() + 1, true.max() + 1), dtype=np.int64)
     np.add.at(together, (found, true), 1)

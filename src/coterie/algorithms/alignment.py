@@ -16,7 +16,6 @@ import math
 from functools import lru_cache
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coterie import keys
@@ -100,6 +99,8 @@ def _usual_distance(theta: Tensor) -> float:
 
 def _stepwise(theta: Tensor, visit: Tensor, cap: float) -> Tensor:
     """Alignment Algorithm 2 in the given order: each client joins those before it as well as it can."""
+    from scipy.optimize import linear_sum_assignment  # here: only servers need it, and it is slow to load
+
     order = torch.arange(theta.shape[1]).repeat(len(theta), 1)
     placed = theta[visit]  # [M, R, P], in the order of the visits
     for i, k in enumerate(visit.tolist()):
@@ -112,6 +113,8 @@ def _stepwise(theta: Tensor, visit: Tensor, cap: float) -> Tensor:
 
 def _refined(theta: Tensor, order: Tensor) -> Tensor:
     """Realign everybody to the median until nothing changes."""
+    from scipy.optimize import linear_sum_assignment  # here: only servers need it, and it is slow to load
+
     for _ in range(_REFINEMENTS):
         centre = _permuted(theta, order).median(0).values  # [R, P]
         cost = torch.cdist(centre[None], theta)  # [M, R, R]

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 from coterie import keys
@@ -109,6 +108,8 @@ def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, delta: fl
 
 def _groups(local: Tensor, n_clusters: int | None, delta: float) -> tuple[Tensor, str]:
     """Number every anchor's group.  [A]"""
+    from scipy.cluster.hierarchy import fcluster, linkage  # here: only servers need it, and it is slow to load
+
     if len(local) == 1:
         return torch.zeros(1, dtype=torch.int64), "a single one"
     safe = local.nan_to_num(0.0, 0.0, 0.0).double().clamp(-1e100, 1e100)  # squares stay finite
