@@ -229,7 +229,9 @@ def wide_clients() -> Ragged:
 
 @pytest.mark.parametrize("how", HOWS.values(), ids=HOWS)
 @pytest.mark.parametrize(
-    "layers", [None, {"0.weight"}, {"0.weight", "0.bias", "1.weight"}, {"0.weight", "2.bias"}], ids=str
+    "layers",
+    [None, {"0.weight"}, {"0.weight", "0.bias", "1.weight"}, {"0.weight", "2.bias"}],
+    ids=lambda names: " ".join(sorted(names or ["all"])),
 )
 @pytest.mark.parametrize("intercept", [True, False])
 def test_training_in_the_space_of_the_rows_is_the_same_training(
