@@ -13,11 +13,32 @@ import click
 import typer
 
 from coterie import __version__
+from coterie.arguments import (
+    AsJson,
+    Categorical,
+    Client,
+    Data,
+    Exclude,
+    Hidden,
+    MinRows,
+    Missing,
+    NewClients,
+    Seed,
+    Target,
+    TaskName,
+    TestSize,
+    data_tree,
+    free_folder,
+    given,
+    layer_sizes,
+    left_out,
+    read_clients,
+)
+from coterie.compare_commands import compare_command
 from coterie.config import PERSONAL, FitOptions, options
 from coterie.data.check import check
 from coterie.data.clients import Clients
-from coterie.data.readers import read
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import CoterieError
 from coterie.estimators import FederatedMixture, Personalised, load
 from coterie.fitting import Fitted, check_fit, fit
 from coterie.mixture.run import FittedMixture, check_mixture, fit_clients
@@ -25,6 +46,7 @@ from coterie.mixture.tables import adoptions, components
 from coterie.personal.run import check_personal, fit_personal
 from coterie.personal.tables import parts_fitted, personal_predictions
 from coterie.report import write_report
+from coterie.report.comparison import is_comparison, write_comparison_report
 from coterie.runs import AnyFitted, begin_run, finish_run, is_finished, read_options, summary
 from coterie.screen import complain, err, progress, show, show_findings, show_mixture, show_personal, warn
 from coterie.studies import digits_demo, personal_commands
@@ -40,13 +62,10 @@ app = typer.Typer(
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(personal_commands.app, name="study")
+app.command("compare")(compare_command)
 
-Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
-Target = Annotated[str | None, typer.Option(help="Column to predict.")]
 Every = Annotated[float, typer.Option("--checkpoint-seconds", help="Seconds between checkpoints.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
 
 
@@ -74,7 +93,7 @@ def demo_command(
 ) -> None:
     """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
     chosen = digits_demo.demo_options(seed)
-    folder = out_ or _free_folder("demo")
+    folder = out_ or free_folder("demo")
     _fit_into(folder, chosen, digits_demo.demo_clients(seed), every, as_json)
 
 
@@ -97,9 +116,7 @@ def fit_command(
         int | None, typer.Option("--components", help="Components of a mixture; by default chosen on held-out rows.")
     ] = None,
     starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
-    hidden: Annotated[
-        str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; none is linear.")
-    ] = None,
+    hidden: Hidden = None,
     layers: Annotated[
         str | None,
         typer.Option(help="Personal layers of fedrep or lg-fedavg, by the beginnings of their names, like 2,3."),
@@ -116,14 +133,14 @@ def fit_command(
     ] = None,
     communication: Annotated[float | None, typer.Option(help="Seconds that are added to every round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    missing: Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")] = None,
-    task: Annotated[str | None, typer.Option(help="auto, regression or classification.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")] = None,
-    categorical: Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")] = None,
-    min_rows: Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")] = None,
-    test_size: Annotated[float | None, typer.Option(help="Share of each client's rows to hold out.")] = None,
-    new_clients: Annotated[float | None, typer.Option(help="Share of the clients to hold out.")] = None,
+    seed: Seed = None,
+    missing: Missing = None,
+    task: TaskName = None,
+    exclude: Exclude = None,
+    categorical: Categorical = None,
+    min_rows: MinRows = None,
+    test_size: TestSize = None,
+    new_clients: NewClients = None,
     baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
@@ -134,12 +151,11 @@ def fit_command(
     """Fit models to clients that differ, and write a run folder with a report."""
     tree: dict[str, Any] = {
         "method": method, "seed": seed, "baselines": baselines,
-        "data": {
-            "path": str(data.resolve()), "client": client, "target": target, "missing": missing, "task": task,
-            "exclude": tuple(exclude or ()) or None, "categorical": tuple(categorical or ()) or None,
-            "min_rows": min_rows, "test_size": test_size, "new_clients": new_clients,
-        },
-        "model": {"hidden": _numbers(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
+        "data": data_tree(
+            data.resolve(), exclude, categorical, client=client, target=target, missing=missing, task=task,
+            min_rows=min_rows, test_size=test_size, new_clients=new_clients,
+        ),
+        "model": {"hidden": layer_sizes(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
         "training": {}, "mixture": {"n_components": n_components},
         "personal": {
             "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
@@ -147,13 +163,13 @@ def fit_command(
             "trace": None if trace is None else str(trace.resolve()),
         },
     }  # fmt: skip
-    chosen = options(_given(tree), file=config, sets=sets or ())
+    chosen = options(given(tree), file=config, sets=sets or ())
     if rounds is not None:  # whose they are depends on the method, which a file may say
         tree["mixture" if chosen.method == "mixture" else "training"]["rounds"] = rounds
-        chosen = options(_given(tree), file=config, sets=sets or ())
-    clients = _read(chosen)
+        chosen = options(given(tree), file=config, sets=sets or ())
+    clients = read_clients(chosen)
     stem = data.name.split(".")[0]
-    _fit_into(out_ or _free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
+    _fit_into(out_ or free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
 
 
 @app.command("resume")
@@ -164,7 +180,7 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
         err.print("the run has finished; only its report is written again")
         _show_report(run, as_json)
         return
-    _fit_into(run, chosen, _read(chosen), every, as_json)
+    _fit_into(run, chosen, read_clients(chosen), every, as_json)
 
 
 @app.command("predict")
@@ -199,7 +215,10 @@ def assign_command(run: Run, data: Data, out_: Out = None) -> None:
 
 @app.command("report")
 def report_command(run: Run) -> None:
-    """Write the HTML report of a run again, and print its path."""
+    """Write the HTML report of a run, or of a comparison, again, and print its path."""
+    if is_comparison(run):
+        print(write_comparison_report(run))
+        return
     if not is_finished(run):
         err.print(f"warning: the run has not finished; continue it with: coterie resume {run}")
     print(write_report(run))
@@ -210,8 +229,8 @@ def check_command(
     data: Data,
     client: Client = None,
     target: Target = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")] = None,
-    categorical: Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")] = None,
+    exclude: Exclude = None,
+    categorical: Categorical = None,
     missing: Annotated[str, typer.Option(help="Missing values: error, mean or drop.")] = "error",
     task: Annotated[str, typer.Option(help="auto, regression or classification.")] = "auto",
     min_rows: Annotated[int, typer.Option(help="Leave out clients with fewer rows.")] = 1,
@@ -231,27 +250,12 @@ def check_command(
 
 
 # -- fitting ----------------------------------------------------------------------------------------------------------
-def _read(chosen: FitOptions) -> Clients:
-    """Read what the options name."""
-    d = chosen.data
-    if d.path == digits_demo.NAME:
-        return digits_demo.demo_clients(chosen.seed)
-    if d.path is None:
-        raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
-    task = "regression" if chosen.method == "mixture" and d.target is not None and d.task == "auto" else d.task
-    return read(
-        d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
-        missing=d.missing, task=task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
-        seed=chosen.seed,
-    )  # fmt: skip
-
-
 def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
     _check(clients, chosen)
     new = begin_run(folder, chosen, "coterie " + shlex.join(sys.argv[1:]), clients)
     if err.is_terminal:
         err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
-    warn(_left_out(clients))
+    warn(left_out(clients))
     try:
         with progress() as watch:
             fitted: AnyFitted
@@ -304,39 +308,6 @@ def _show_report(folder: Path, as_json: bool) -> None:
         print(json.dumps({"run": str(folder), "report": str(report), **summary(folder)}, indent=2, allow_nan=False))
     else:
         print(f"report: {report}")
-
-
-def _left_out(clients: Clients) -> list[str]:
-    """Say what was not used."""
-    said = []
-    if clients.dropped_rows:
-        said.append(f"{clients.dropped_rows} rows with missing values are left out")
-    if clients.dropped_clients:
-        said.append(f"{clients.dropped_clients} clients with too few rows are left out")
-    return said
-
-
-# -- small helpers ----------------------------------------------------------------------------------------------------
-def _given(tree: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was not said."""
-    kept = {name: _given(value) if isinstance(value, dict) else value for name, value in tree.items()}
-    return {name: value for name, value in kept.items() if value is not None}
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ConfigError(f"'{text}' is not a list of layer sizes", "write it like --hidden 64,32") from None
-
-
-def _free_folder(stem: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
-        number += 1
-    return folder
 
 
 def main() -> None:

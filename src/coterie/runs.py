@@ -50,6 +50,7 @@ __all__ = [
     "load_personal",
     "load_run",
     "read_options",
+    "strict",
     "summary",
 ]
 
@@ -243,16 +244,16 @@ def _write_table(path: Path, table: pa.Table) -> None:
 
 
 def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
-    text = json.dumps(_strict(document), indent=2, allow_nan=False)
+    text = json.dumps(strict(document), indent=2, allow_nan=False)
     replace_file(folder / "run.json", (text + "\n").encode())
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """What JSON can say: a number that is not finite is null."""
     if isinstance(value, Mapping):
-        return {name: _strict(inner) for name, inner in value.items()}
+        return {name: strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(inner) for inner in value]
+        return [strict(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -47,7 +47,7 @@ def about(found: Comparison, *, data: Mapping[str, Any], command: str, fit: str 
         The command that fits what was chosen.
     """
     said = answer(found)
-    return strict(
+    document: dict[str, Any] = strict(
         {
             "coterie": version("coterie"),
             "command": command,
@@ -59,6 +59,7 @@ def about(found: Comparison, *, data: Mapping[str, Any], command: str, fit: str 
             **found.document(),
         }
     )
+    return document
 
 
 def write_comparison(folder: Path, found: Comparison, document: Mapping[str, Any]) -> Path:

@@ -11,7 +11,7 @@ from coterie.compare.result import Comparison, Difference, FitAdvice, Structure
 from coterie.config import DataOptions
 from coterie.report.numbers import count, fixed
 
-__all__ = ["Answer", "answer", "fit_command", "metric_name", "plus_minus"]
+__all__ = ["Answer", "answer", "fit_command", "interval", "metric_name", "plus_minus"]
 
 _NAMED = 5  # clients that are named in a sentence
 _STABLE, _UNSTABLE = 0.8, 0.5  # adjusted Rand indices
@@ -50,9 +50,9 @@ def _headline(found: Comparison, chosen: Structure) -> str:
             f"Clients' models differ in {_number(chosen.setting.get('rank'), 'direction')} only: "
             "what they share is learnt together, and the rest is each one's own."
         ),
-        "clusters": f"Clients fall into {_number(chosen.setting.get('clusters'), 'group')}, and one model serves a group.",
+        "clusters": f"Clients fall into {_number(chosen.setting.get('n_clusters'), 'group')}, and one model serves a group.",
         "mixture": (
-            f"Rows are of {_number(chosen.setting.get('components'), 'kind')} within clients, "
+            f"Rows are of {_number(chosen.setting.get('n_components'), 'kind')} within clients, "
             "which every client has in its own proportions."
         ),
     }
@@ -110,7 +110,7 @@ def _against_others(found: Comparison, chosen: Structure) -> list[str]:
     level = [one.label for one in others if one.as_good and one is not best]
     if level:
         out.append(f"About as good as the best: {_listed(level)}.")
-    worse = [f"{one.label} ({_interval(one.versus_chosen)})" for one in others if _clearly_worse(one)]
+    worse = [f"{one.label} ({interval(one.versus_chosen)})" for one in others if _clearly_worse(one)]
     if worse:
         out.append(f"Clearly worse than {chosen.label}: {_listed(worse)}.")
     return out
@@ -151,14 +151,13 @@ def _odd_clients(found: Comparison) -> list[str]:
     if found.outliers:
         fit = "fits" if len(found.outliers) == 1 else "fit"
         out.append(
-            f"{_capital(_number(len(found.outliers), 'client'))} {fit} nothing that others share, and had no part in the "
+            f"{_number(len(found.outliers), 'client')} {fit} nothing that others share, and had no part in the "
             f"choice: {_some(found.outliers)}. Look at their data."
         )
     if found.too_small:
         have = "has" if len(found.too_small) == 1 else "have"
-        out.append(
-            f"{_capital(_number(len(found.too_small), 'client'))} {have} too few rows to be judged: {_some(found.too_small)}."
-        )
+        few = _number(len(found.too_small), "client")
+        out.append(f"{few} {have} too few rows to be judged: {_some(found.too_small)}.")
     return out
 
 
@@ -221,11 +220,12 @@ def _difference(found: Difference) -> str:
     """A paired difference, with whether it is clear."""
     said = f"a held-out row is {np.exp(found.mean):.3g} times as likely"
     nats = f"{fixed(found.mean, _decimals(found.stderr))} nats"
-    about = f"{nats}, 95 % interval {_interval(found)}, paired over {_number(found.clients, 'client')}"
+    about = f"{nats}, 95 % interval {interval(found)}, paired over {_number(found.clients, 'client')}"
     return f"{said} ({about}){'' if found.clear else ': the interval contains 0'}"
 
 
-def _interval(found: Difference | None) -> str:
+def interval(found: Difference | None) -> str:
+    """The ends of a 95 % interval."""
     if found is None:
         return "-"
     digits = _decimals(found.stderr)
