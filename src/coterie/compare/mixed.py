@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of regressions within clients: every row has one of R common models, in proportions of the client's own.
 
-EM with components from sums over all clients (as FedEM: Marfoq et al., NeurIPS 2021), from several random starts in lockstep
-and with densities that are flat at first. Clients have too few rows here to begin with mixtures of their own, as FedGrEM does.
+EM with components from sums over all clients (as FedEM: Marfoq et al., NeurIPS 2021). Several random starts, with densities
+that are flat at first, advance in lockstep; then the likeliest goes on. Clients have too few rows here to begin with mixtures
+of their own, as FedGrEM does.
 
-A mixture also gains where noise is merely not normal. What a mixture of noises brings, around one model for all, is therefore
-fitted as well, to be taken off: the same components with common slopes and common proportions.
+A mixture also gains where noise is merely not normal, or wider at some rows than at others. What a model of the noise brings,
+around one model for all, is therefore fitted as well, to be taken off: its variance is log-linear in the features, and
+what is left of its shape is a mixture (`Shape`).
 """
 
 from collections.abc import Generator
@@ -19,13 +21,19 @@ from coterie import keys
 from coterie.compare.problem import Problem
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
-__all__ = ["Mixed", "expect_rows", "fit_mixed", "judge_mixed", "judge_mixed_ask"]
+__all__ = [
+    "Mixed", "Shape", "expect_noise", "expect_rows", "fit_mixed", "fit_shape", "judge_mixed", "judge_mixed_ask",
+    "judge_shape", "judge_shape_ask", "widen_noise",
+]  # fmt: skip
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
 _COLD = 0.1  # densities begin with this power
+_TRIAL = 0.35  # share of the rounds in which all starts advance
 _OWN_ROWS = 2.0  # common proportions count as so many rows of a client
 _LEAST = 0.05  # smallest variance of a component, relative to all noise together
+_FAR = 25.0  # squared residuals, in units of the variance, that count as no larger
+_WIDTH_STEPS = 8  # of Newton's method, for the noise's variance
 _WEIGHT_STEPS = 20  # in which a client finds its proportions
 
 
@@ -39,83 +47,128 @@ class Mixed:
     likelihood: Tensor  # [F, J] of all training rows
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Noise around one model for all, in each of F fits: scaled by the square root of exp(<x, width>), a mixture."""
+
+    theta: Tensor  # [F, P] the model
+    width: Tensor  # [F, P]
+    centre: Tensor  # [F, R]
+    weights: Tensor  # [F, R]
+    noise: Tensor  # [F, R] variances
+
+
 def fit_mixed(
-    base: Tensor, spread: Tensor, problem: Problem, *, n_components: int, starts: int, rounds: int, slopes: bool, seed: int
+    base: Tensor, spread: Tensor, problem: Problem, *, n_components: int, starts: int, rounds: int, seed: int
 ) -> Run:
-    """Fit mixtures and take the likeliest start of every fit.  -> Mixed with J = 1
+    """Fit mixtures, and take the likeliest start of every fit.  -> Mixed with J = 1
 
     Parameters
     ----------
     base, spread : Tensor
         [F, P], [F] one model for all, and the variance around it.
-    slopes : bool
-        Whether components differ in all of the model, and proportions between clients; else in the intercept only.
     """
-    state = _begin(base, spread, n_components, starts, slopes, seed)
-    warm = rounds // 2
-    fold = {name: Sum() for name in ("moments", "rows", "likelihood", "n")}
+    state = _begin(base, spread, n_components, starts, seed)
+    trial = max(1, round(_TRIAL * rounds))
     for round_ in range(rounds):
-        power = min(1.0, _COLD ** (1 - round_ / max(warm, 1)))
-        shared = {**_shared(state, problem, slopes), "power": torch.tensor(power, dtype=torch.float64)}
-        got = yield Ask(expect_rows, shared, fold, fresh=_fresh(state), scratch=_scratch(state, problem))
-        if got is None or got.n == 0:
-            continue
-        state = _maximised(state, got, base, spread, slopes)
+        if round_ == trial:
+            state = _likeliest(state)
+        power = torch.tensor(min(1.0, _COLD ** (1 - round_ / max(trial - 3, 1))), dtype=torch.float64)
+        fold = {name: Sum() for name in ("moments", "rows", "likelihood")}
+        shared = {"problem": problem, **vars(state), "power": power}
+        name = f"weights {n_components} {state.weights.shape[1]}"
+        fresh = {name: torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
+        got = yield Ask(expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem))
+        if got is not None and got.n:
+            state = _maximised(state, got, spread)
         yield Save(state)
-    best = state.likelihood.argmax(1)
-    at = torch.arange(len(best))
-    return Mixed(*(getattr(state, name)[at, best][:, None] for name in ("theta", "weights", "noise", "likelihood")))
+    return _likeliest(state)
 
 
-def _begin(base: Tensor, spread: Tensor, n_components: int, starts: int, slopes: bool, seed: int) -> Mixed:
+def _begin(base: Tensor, spread: Tensor, n_components: int, starts: int, seed: int) -> Mixed:
+    """Components as far from the model for all as noise is wide."""
     fits, size = base.shape
     draw = keys.generator(seed, n_components, "mixed starts")
-    offset = torch.randn(starts, n_components, size, generator=draw, dtype=torch.float64)
-    if not slopes:
-        offset[..., :-1] = 0.0
-    theta = base[:, None, None] + spread[:, None, None, None].sqrt() * offset * (1.0 if not slopes else size**-0.5)
+    offset = torch.randn(starts, n_components, size, generator=draw, dtype=torch.float64) * size**-0.5
+    theta = base[:, None, None] + spread[:, None, None, None].sqrt() * offset
     equal = torch.full((fits, starts, n_components), 1.0 / n_components, dtype=torch.float64)
     noise = spread[:, None, None].expand_as(equal).clone()
     return Mixed(theta, equal, noise, torch.zeros(fits, starts, dtype=torch.float64))
 
 
-def _maximised(state: Mixed, got: Replies, base: Tensor, spread: Tensor, slopes: bool) -> Mixed:
-    """The M-step from sums of products by responsibility [F, J, R, Q, Q]."""
-    moments = got["moments"]
-    rows = moments[..., -2, -2].clamp(min=1e-9)
-    a, b = moments[..., :-1, :-1], moments[..., :-1, -1]
-    if slopes:
-        little = 1e-6 * (1 + rows[..., None]) * torch.ones(a.shape[-1], dtype=a.dtype)
-        theta = torch.linalg.solve(a + torch.diag_embed(little), b)
-    else:
-        fixed = base[:, None, None].expand_as(state.theta).clone()
-        fixed[..., -1] += (b[..., -1] - torch.einsum("fjrp,fjrp->fjr", a[..., -1, :], fixed)) / rows
-        theta = fixed
+def _likeliest(state: Mixed) -> Mixed:
+    best = state.likelihood.argmax(1)
+    at = torch.arange(len(best))
+    return Mixed(*(value[at, best][:, None] for value in vars(state).values()))
+
+
+def _maximised(state: Mixed, got: Replies, spread: Tensor) -> Mixed:
+    """The M-step, from sums of products by responsibility."""
+    moments = _square(got["moments"], state.theta.shape[-1] + 1)  # [F, J, R, Q, Q]
+    rows = got["rows"].clamp(min=1e-9)
+    little = 1e-6 * (1 + rows[..., None]).expand_as(state.theta)
+    theta = torch.linalg.solve(moments[..., :-1, :-1] + torch.diag_embed(little), moments[..., :-1, -1])
     residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1)
     squares = torch.einsum("fjrp,fjrpq,fjrq->fjr", residual, moments, residual).clamp(min=0)
     noise = torch.maximum(squares / rows, _LEAST * spread[:, None, None])
-    weights = got["rows"] / got["rows"].sum(-1, keepdim=True).clamp(min=1e-9)
-    return replace(state, theta=theta, noise=noise, weights=weights, likelihood=got["likelihood"])
+    return replace(state, theta=theta, noise=noise, weights=_shares(got["rows"]), likelihood=got["likelihood"])
 
 
-def judge_mixed_ask(found: Mixed, problem: Problem, *, slopes: bool) -> Ask:
+def _square(packed: Tensor, size: int) -> Tensor:
+    """Symmetric matrices from their upper triangles."""
+    i, j = torch.triu_indices(size, size)
+    out = packed.new_empty(*packed.shape[:-1], size, size)
+    out[..., i, j] = packed
+    out[..., j, i] = packed
+    return out
+
+
+def _shares(rows: Tensor) -> Tensor:
+    """Proportions that are never zero, since their logarithms are taken."""
+    return ((rows + 1e-6) / (rows + 1e-6).sum(-1, keepdim=True)).clamp(min=1e-12)
+
+
+def fit_shape(base: Tensor, spread: Tensor, problem: Problem, *, n_components: int, rounds: int) -> Run:
+    """Fit the noise around the model for all.  -> Shape"""
+    steps = torch.linspace(-1.0, 1.0, n_components, dtype=torch.float64).expand(len(base), -1)
+    equal = torch.full_like(steps, 1.0 / n_components)
+    width = torch.zeros_like(base)
+    width[:, -1] = spread.log()
+    state = Shape(base, width, steps, equal, torch.ones_like(steps))
+    for _ in range(_WIDTH_STEPS):
+        fold = {"slope": Sum(), "information": Sum()}
+        got = yield Ask(widen_noise, {"problem": problem, **vars(state)}, fold, scratch=6 * len(base))
+        if got is not None and got.n:
+            ridge = torch.eye(base.shape[1], dtype=torch.float64)  # as if by one more row
+            move = torch.linalg.solve(got["information"] + ridge, got["slope"])
+            state = replace(state, width=state.width + move.clamp(-1.0, 1.0))
+    for _ in range(rounds):
+        got = yield Ask(
+            expect_noise, {"problem": problem, **vars(state)}, {"moments": Sum()}, scratch=6 * equal.numel()
+        )
+        if got is not None and got.n:
+            n, first, second = got["moments"].clamp(min=1e-9), *got["moments"][..., 1:].unbind(-1)
+            centre = first / n[..., 0]
+            noise = (second / n[..., 0] - centre.square()).clamp(min=_LEAST)
+            state = replace(state, centre=centre, noise=noise, weights=_shares(n[..., 0]))
+        yield Save(state)
+    return state
+
+
+def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
     """Ask clients how likely held-out rows are, once they have found their proportions in the training rows."""
-    fold = {name: Stack() for name in ("loss", "right", "rows", *(["weights"] if slopes else []))}
-    return Ask(judge_mixed, _shared(found, problem, slopes), fold, scratch=_scratch(found, problem))
+    fold = {name: Stack() for name in ("loss", "right", "rows")}
+    return Ask(judge_mixed, {"problem": problem, **vars(found)}, fold, scratch=_scratch(found, problem))
 
 
-def _shared(state: Mixed, problem: Problem, slopes: bool) -> dict[str, Any]:
-    return {
-        "problem": problem, "theta": state.theta, "weights": state.weights, "noise": state.noise, "own": slopes,
-    }  # fmt: skip
-
-
-def _fresh(state: Mixed) -> Tensors:
-    return {f"weights {state.theta.shape[2]}": torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
+def judge_shape_ask(found: Shape, problem: Problem) -> Ask:
+    """Ask clients how likely held-out rows are."""
+    shared = {"problem": problem, **vars(found)}
+    return Ask(judge_shape, shared, {"loss": Stack()}, scratch=6 * found.weights.numel())
 
 
 def _scratch(state: Mixed, problem: Problem) -> int:
-    return state.weights.numel() * (problem.n_features + 6)
+    return 6 * state.weights.numel() + (problem.n_features + 2) * (problem.n_features + 3) // 2
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
@@ -124,18 +177,40 @@ def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     (name,) = private
     common = shared["weights"][0][:, :, None]  # [F, J, 1, R]
     own = private[name][0].permute(1, 2, 0, 3)  # [F, J, C, R]
-    weights = torch.where(own < 0, common, own) if shared["own"] else common.expand_as(own)
+    weights = torch.where(own < 0, common, own)
     train, _ = _masks(shared["problem"], data)
     joint = weights[..., None, :].log() + _density(shared, data)  # [F, J, C, N, R]
-    gamma = (shared["power"] * joint).softmax(-1) * train[:, None, ..., None]
-    z = _rows(data)
-    weighted = torch.einsum("fjcnr,cnp->fjcrnp", gamma, z)
-    moments = weighted.transpose(-2, -1) @ z[:, None]  # [F, J, C, R, Q, Q]
-    likelihood = (joint.logsumexp(-1) * train[:, None]).sum(-1)
+    gamma = (shared["power"][0] * joint).softmax(-1) * train[:, None, ..., None]
+    pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
+    flat = gamma.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [C, F J R, N]
+    moments = torch.bmm(flat, pairs).unflatten(1, (*gamma.shape[:2], gamma.shape[-1]))
     rows = gamma.sum(3)
-    reply = {"moments": moments, "rows": rows, "likelihood": likelihood, "n": train.sum(-1)[:, None]}
-    kept = _proportions(rows, common).permute(2, 0, 1, 3)[None]
-    return {field: value.movedim(2, 0)[None] for field, value in reply.items()}, {name: kept}
+    reply = {
+        "moments": moments,
+        "rows": rows.movedim(2, 0),
+        "likelihood": (joint.logsumexp(-1) * train[:, None]).sum(-1).movedim(2, 0),
+    }
+    kept = _proportions(rows, common).permute(2, 0, 1, 3)
+    return {field: value[None] for field, value in reply.items()}, {name: kept[None]}
+
+
+def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """A step of Fisher's scoring for a variance that is log-linear in the features.  -> [1, C, F, P], [1, C, F, P, P]"""
+    train, _ = _masks(shared["problem"], data)
+    x = _rows(data)[..., :-1]
+    residual, _ = _scaled_residuals(shared, data)
+    excess = 0.5 * (residual.square().clamp(max=_FAR) - 1) * train  # one row does not make noise wide
+    slope = torch.einsum("fcn,cnp->cfp", excess, x)
+    return {"slope": slope[None], "information": 0.5 * torch.einsum("fcn,cnp,cnq->cfpq", train, x, x)[None]}, {}
+
+
+def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Sums of residuals' powers by responsibility.  -> [1, C, F, R, 3]"""
+    train, _ = _masks(shared["problem"], data)
+    residual, density = _noise_density(shared, data)
+    gamma = (shared["weights"][0][:, None, None].log() + density).softmax(-1) * train[..., None]
+    powers = torch.stack([torch.ones_like(residual), residual, residual.square()], -1)  # [F, C, N, 3]
+    return {"moments": torch.einsum("fcnr,fcnk->cfrk", gamma, powers)[None]}, {}
 
 
 def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -143,20 +218,27 @@ def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     train, held = _masks(shared["problem"], data)
     density, common = _density(shared, data), shared["weights"][0][:, :, None]
     weights = common.expand(-1, -1, len(data.n), -1)
-    for _ in range(_WEIGHT_STEPS if shared["own"] else 0):
+    for _ in range(_WEIGHT_STEPS):
         gamma = (weights[..., None, :].log() + density).softmax(-1) * train[:, None, ..., None]
         weights = _proportions(gamma.sum(3), common)
     likelihood = (weights[..., None, :].log() + density).logsumexp(-1)
     z = _rows(data)
-    expected = torch.einsum("fjcr,fjrp,cnp->fjcn", weights, shared["theta"][0], z[..., :-1])
+    expected = torch.einsum("fjcp,cnp->fjcn", torch.einsum("fjcr,fjrp->fjcp", weights, shared["theta"][0]), z[..., :-1])
     squares = (expected - z[..., -1]).square()
     reply = {
         "loss": -(likelihood * held[:, None]).sum(-1),
         "right": (squares * held[:, None]).sum(-1),
         "rows": held.sum(-1)[:, None],
-        "weights": weights,
     }
     return {field: value.movedim(2, 0)[None] for field, value in reply.items()}, {}
+
+
+def judge_shape(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Minus the log-likelihood of held-out rows.  -> [1, C, F]"""
+    _, held = _masks(shared["problem"], data)
+    _, density = _noise_density(shared, data)
+    likelihood = (shared["weights"][0][:, None, None].log() + density).logsumexp(-1)
+    return {"loss": -(likelihood * held).sum(-1).T[None]}, {}
 
 
 def _proportions(rows: Tensor, common: Tensor) -> Tensor:
@@ -166,6 +248,12 @@ def _proportions(rows: Tensor, common: Tensor) -> Tensor:
 def _rows(data: Block) -> Tensor:
     """Features, intercept and target.  [C, N, Q]"""
     return torch.cat([data.x[..., :-1], torch.ones_like(data.x[..., :1]), data.target[..., None]], -1)
+
+
+def _pairs(data: Block) -> Tensor:
+    z = _rows(data)
+    i, j = torch.triu_indices(z.shape[-1], z.shape[-1])
+    return z[..., i] * z[..., j]
 
 
 def _masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
@@ -178,6 +266,25 @@ def _masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
 
 def _density(shared: dict[str, Any], data: Block) -> Tensor:
     """Log density of every row under every component.  [F, J, C, N, R]"""
-    z, noise = _rows(data), shared["noise"][0][:, :, None, None]
-    outputs = torch.einsum("cnp,fjrp->fjcnr", z[..., :-1], shared["theta"][0])
-    return -0.5 * ((z[..., -1:] - outputs).square() / noise + (2 * torch.pi * noise).log())
+    z, theta, noise = _rows(data), shared["theta"][0], shared["noise"][0][:, :, None, None]
+    outputs = (z[..., :-1].flatten(0, 1) @ theta.flatten(0, 2).T).view(*z.shape[:2], *theta.shape[:3])
+    return _normal((z[..., -1, None, None, None] - outputs).permute(2, 3, 0, 1, 4), noise)
+
+
+def _noise_density(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:
+    """Scaled residuals [F, C, N], and the residuals' log density under every component [F, C, N, R]."""
+    residual, log_variance = _scaled_residuals(shared, data)
+    centre, noise = shared["centre"][0][:, None, None], shared["noise"][0][:, None, None]
+    return residual, _normal(residual[..., None] - centre, noise) - 0.5 * log_variance[..., None]
+
+
+def _scaled_residuals(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:
+    """Residuals over their deviation, and the logarithm of its square.  [F, C, N]"""
+    z = _rows(data)
+    outputs, log_variance = (torch.einsum("cnp,fp->fcn", z[..., :-1], shared[name][0]) for name in ("theta", "width"))
+    log_variance = log_variance.clamp(-_FAR, _FAR)
+    return (z[..., -1] - outputs) * (-0.5 * log_variance).exp(), log_variance
+
+
+def _normal(residual: Tensor, noise: Tensor) -> Tensor:
+    return -0.5 * (residual.square() / noise + (2 * torch.pi * noise).log())

@@ -94,7 +94,7 @@ def fit_effects(
         fold: dict[str, Fold] = {"count": Sum(), "precision": Sum()}
         if learn:
             fold |= {"first": Sum(), "second": Sum()}
-        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=6 if round_ == 0 else 2)
+        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=6 if round_ == 0 else 1)
         if got is None or got.n == 0:
             continue
         count = got["count"].clamp(min=1)  # [F, 1]
@@ -159,7 +159,8 @@ def _ask(
         "keep": keep,
     }  # fmt: skip
     shape = prior.root.shape
-    fresh = {**problem.fresh, f"{tag} effects": torch.zeros(shape[0], shape[1], shape[3], dtype=torch.float64)}
+    nothing = torch.zeros(shape[0], shape[1], shape[3], dtype=torch.float64)
+    fresh = {**problem.fresh, f"{tag} effects": nothing, f"{tag} noise": nothing[..., 0].clone()}
     if keep is not None:
         fresh |= fresh_model(problem)
     return Ask(step, shared, fold, fresh=fresh, scratch=problem.scratch * shape[1], work=float(steps))
@@ -202,11 +203,12 @@ class _Effects:
 
 def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     """Every client's v_i given its training rows, and its noise."""
-    regression, steps = shared["problem"].is_regression, shared["steps"]
+    regression, steps, tag = shared["problem"].is_regression, shared["steps"], shared["tag"]
     common = shared["noise"][0][..., None]  # [F, J, 1]
-    noise = common.expand(*common.shape[:2], at.n.shape[-1])
-    v = private[f"{shared['tag']} effects"][0].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
-    for _ in range(_NOISE_STEPS if regression else 1):
+    before = private[f"{tag} noise"][0].permute(1, 2, 0)  # [F, J, C]
+    noise = torch.where(before > 0, before, common)
+    v = private[f"{tag} effects"][0].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
+    for _ in range(min(steps, _NOISE_STEPS) if regression else 1):
         v, covariance, bend = _mode(shared, at, v, noise, 1 if regression else steps)
         if regression:
             unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", bend, covariance)
@@ -252,7 +254,8 @@ def _models(shared: dict[str, Any], v: Tensor) -> Tensor:
 
 
 def _kept(shared: dict[str, Any], found: _Effects) -> Tensors:
-    return {f"{shared['tag']} effects": found.v.permute(2, 0, 1, 3)[None]}
+    tag = shared["tag"]
+    return {f"{tag} effects": found.v.permute(2, 0, 1, 3)[None], f"{tag} noise": found.noise.permute(2, 0, 1)[None]}
 
 
 def _by_client(reply: Tensors) -> Tensors:

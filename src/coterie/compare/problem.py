@@ -20,7 +20,7 @@ from coterie import keys
 from coterie.data.ragged import Layout, Ragged
 from coterie.protocol import Block, Tensors
 
-__all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "keep_products", "noise_level", "with_folds", "with_support"]
+__all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "keep_products", "noise_level", "thinned", "with_folds", "with_support"]
 
 NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
 
@@ -261,3 +261,10 @@ def _together(names: np.ndarray, parts: list[Part]) -> Ragged:
     return Ragged(layout, x[order], torch.cat(ys)[order] if ys else None)
 
 
+def thinned(rows: Ragged, most: int, seed: int) -> Ragged:
+    """Keep at most so many rows of every client, drawn by its name."""
+    if int(rows.counts.max()) <= most:
+        return rows
+    x, y, owners = _numbered(rows, torch.zeros(rows.layout.n_rows))
+    keep = _rank(rows, seed, "thin") < most
+    return _together(rows.names, [(x[keep, :-1], None if y is None else y[keep], owners[keep.numpy()])])

@@ -8,7 +8,7 @@ import numpy as np
 
 __all__ = ["ORDER", "Comparison", "Difference", "FitAdvice", "Grouping", "Structure", "Trial"]
 
-ORDER = ("global", "clusters", "representation", "mixture", "local", "shrunk")  # the simplest first
+ORDER = ("global", "clusters", "representation", "local", "shrunk", "mixture")  # the simplest first
 
 Setting = dict[str, int | float | str]
 
@@ -91,7 +91,9 @@ class Grouping:
 
     labels: np.ndarray  # [M]
     sizes: np.ndarray  # [K]
-    profile: np.ndarray  # [K, D] target's units per standard deviation of a feature; of classes, log odds [K, (classes,) D]
+    profile: (
+        np.ndarray
+    )  # [K, D] target's units per standard deviation of a feature; of classes, log odds [K, (classes,) D]
     features: tuple[str, ...]
     stability: float  # mean adjusted Rand index over folds and restarts
     agreement: np.ndarray  # [M] share of the folds in which a client is in its cluster

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare structures: one protocol for all, the choice, and what comes of it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.preparation import Scaling, learn_scaling
+from coterie.compare.choice import OUTLIER, outlying, simplest
+from coterie.compare.clusters import Clusters
+from coterie.compare.prior import Prior
+from coterie.compare.problem import Problem, thinned, with_folds, with_support
+from coterie.compare.result import ORDER, Comparison
+from coterie.compare.structures import (
+    Effort,
+    Found,
+    Run,
+    begin,
+    clusters,
+    common_model,
+    local,
+    map_of_clients,
+    mixture,
+    on_newcomers,
+    representation,
+    shrunk,
+)
+from coterie.compare.summary import Evidence, summarised
+from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
+from coterie.engines.in_process import InProcess
+from coterie.errors import ConfigError, DataError
+from coterie.protocol import Save
+
+__all__ = ["Tell", "compare"]
+
+Tell = Callable[[str, int, int], None]
+
+MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
+_SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
+_QUICK = Effort(rounds=20, steps=10, starts=2, max_clusters=4, max_rank=4, max_components=2)
+
+
+def compare(
+    clients: Clients,
+    *,
+    structures: Sequence[str] | None = None,
+    folds: int = 5,
+    max_clusters: int = 8,
+    max_rank: int = 8,
+    max_components: int = 4,
+    few_shot: int = 5,
+    seed: int = 0,
+    quick: bool = False,
+    tolerance: float = 0.005,
+    watch: Tell | None = None,
+) -> Comparison:
+    """Find out which structure clients have.
+
+    Every structure is fitted by cross-validation within clients, its settings and the structure itself are chosen by the mean
+    log-likelihood of held-out rows, and then measured on test rows and on new clients, which had no part in any choice.
+
+    Parameters
+    ----------
+    clients : Clients
+        Training rows; test rows and new clients, where there are any, only measure.
+    structures : sequence of str, optional
+        Which to compare; "global" is always there. All by default.
+    folds : int
+        V of the cross-validation. Clients with fewer training rows take part, but are not judged.
+    max_clusters, max_rank, max_components : int
+        Largest settings that are tried.
+    few_shot : int
+        Labelled rows of every new client.
+    quick : bool
+        Fewer settings and starts, and less patience.
+    tolerance : float
+        A simpler structure is as good if its score is worse by no more than this (or by one standard error): 0.005 is half a
+        percent of the error.
+    watch : callable, optional
+        Told what is done, how much of it, and of how much.
+    """
+    began = time.perf_counter()
+    wanted = _checked(clients, structures, folds, few_shot)
+    effort = Effort(max_clusters=max_clusters, max_rank=max_rank, max_components=max_components)
+    if quick:
+        effort = replace(
+            _QUICK, max_clusters=min(max_clusters, 4), max_rank=min(max_rank, 4), max_components=min(max_components, 2)
+        )
+    task = _Task.of(clients, folds, few_shot, seed)
+    found, place = _fitted(task, wanted, effort, watch)
+    evidence = _chosen(task, found, tolerance)
+    new = {} if task.newcomers is None else _new_clients(task, evidence)
+    settings = {
+        "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick,
+        "max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components,
+    }  # fmt: skip
+    made = summarised(clients, task.problem, task.scaling, evidence, new, place)
+    return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Rows with their folds, and what is fitted to them."""
+
+    problem: Problem
+    scaling: Scaling
+    rows: Ragged
+    newcomers: Ragged | None
+    judged: Tensor  # [M] who has rows enough
+    seed: int
+
+    @classmethod
+    def of(cls, clients: Clients, folds: int, few_shot: int, seed: int) -> "_Task":
+        """Scale rows, by federated sums, and deal them to folds."""
+        schema, train = clients.schema, clients.train
+        program = partial(
+            learn_scaling, shape=train.shape, divide=True, real_target=schema.task == "regression", degree=1
+        )
+        scaling: Scaling = InProcess(train).run([program]).states[0]
+
+        def scaled(rows: Ragged | None) -> Ragged | None:
+            return None if rows is None else rows.changed(scaling.features, scaling.target).to(torch.float64)
+
+        ready = scaled(train)
+        assert ready is not None
+        rows, new = with_folds(ready, scaled(clients.test), folds, seed), scaled(clients.newcomers)
+        support = None if new is None else with_support(new, few_shot, folds, seed)
+        n_classes = len(schema.classes) if schema.task == "classification" else 0
+        problem = Problem(train.shape[0], n_classes, folds, tuple(range(folds + 1)))
+        return cls(problem, scaling, rows, support, train.counts >= folds, seed)
+
+    @property
+    def n_clients(self) -> int:
+        """M."""
+        return self.rows.n_clients
+
+
+def _checked(clients: Clients, structures: Sequence[str] | None, folds: int, few_shot: int) -> tuple[str, ...]:
+    """Refuse what cannot work; which structures are compared."""
+    wanted = ORDER if structures is None else tuple(structures)
+    for name in wanted:
+        if name not in ORDER:
+            raise ConfigError(f"there is no structure '{name}'", f"choose among {', '.join(ORDER)}")
+    if folds < 2:
+        raise ConfigError(f"folds is {folds}", "cross-validation needs at least 2 folds")
+    if few_shot < 1:
+        raise ConfigError(f"few_shot is {few_shot}", "a new client shows at least 1 row")
+    if len(clients.train.shape) != 1:
+        raise DataError(f"rows of shape {clients.train.shape} cannot be compared", "flatten the rows")
+    if clients.n_clients < 2:
+        raise DataError("there is only one client, so there is nothing to compare", "check the client column")
+    enough = int((clients.train.counts >= folds).sum())
+    if enough < 2:
+        raise DataError(
+            f"{enough} of {clients.n_clients} clients have {folds} training rows, and cross-validation needs 2 such clients",
+            "lower folds, or hold out fewer rows",
+        )
+    return tuple(name for name in ORDER if name in wanted or name == "global")
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+def _fitted(
+    task: _Task, wanted: tuple[str, ...], effort: Effort, watch: Tell | None
+) -> tuple[dict[str, Found], Tensor]:
+    """Fit and judge all structures."""
+    found: dict[str, Found] = {}
+    place: list[Tensor] = []
+
+    def told(name: str) -> None:
+        if watch is not None:
+            watch(name, len(found), len(wanted))
+
+    def program(state: None) -> Run:
+        yield from begin(task.problem)
+        told("global")
+        found["global"] = yield from common_model(task.problem, effort)
+        base, penalty = _base(found["global"], task.judged)
+        for name in ("local", "shrunk", "representation", "clusters"):
+            if name == "shrunk" or name in wanted:  # others begin with what is learnt for it
+                told(name)
+                found[name] = yield from _structure(name, task, effort, found, base, penalty)
+                yield Save(None)
+        place.append((yield from map_of_clients(task.problem, base, _free(found["shrunk"]))))
+
+    InProcess(task.rows).run([program])
+    if "mixture" in wanted and task.problem.is_regression:
+        told("mixture")
+        found["mixture"] = _mixture(task, effort, found["global"])
+    return {name: found[name] for name in ORDER if name in wanted and name in found}, place[0]
+
+
+def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
+    """The model for all with the best penalty."""
+    best = int(common.judged.score[:, judged].mean(1).argmax())
+    fit = common.fits[best]
+    assert isinstance(fit, Clusters)
+    return fit, float(common.settings[best]["penalty"])
+
+
+def _free(found: Found) -> Prior:
+    last = found.fits[-1]
+    assert isinstance(last, Prior)
+    return last
+
+
+def _structure(
+    name: str, task: _Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float
+) -> Run:
+    """Fit and judge one structure.  -> Found, or None where clients or features are too few"""
+    problem, m = task.problem, task.n_clients
+    if name == "local":
+        return (yield from local(problem, effort, base))
+    if name == "shrunk":
+        return (yield from shrunk(problem, effort, base))
+    if name == "representation":
+        most = max(1, min(effort.max_rank, problem.n_parameters // 2, m // 2))
+        return (yield from representation(problem, effort, base, _free(found["shrunk"]), most))
+    most = max(2, min(effort.max_clusters, m // 2))
+    return (yield from clusters(problem, effort, base, most, penalty, max(2, -(-m // 30)), task.seed))
+
+
+def _mixture(task: _Task, effort: Effort, common: Found) -> Found:
+    """Mixtures within clients, with at most so many rows of each."""
+    base, _ = _base(common, task.judged)
+    best = int(common.judged.score[:, task.judged].mean(1).argmax())
+    plain = replace(
+        common.judged, score=common.judged.score[best : best + 1], test_score=common.judged.test_score[best : best + 1],
+        noise=common.judged.noise[best : best + 1],
+    )  # fmt: skip
+    rows = thinned(task.rows, MIXTURE_ROWS, task.seed)
+
+    def program(state: None) -> Run:
+        return (yield from mixture(task.problem, effort, base, plain, task.seed))
+
+    found: Found = InProcess(rows).run([program]).states[0]
+    return found
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+def _chosen(task: _Task, found: dict[str, Found], tolerance: float) -> Evidence:
+    """Choose settings, find outliers, choose settings without them, and then the structure."""
+    nobody = torch.zeros_like(task.judged)
+    settings = {name: _setting(one, task.judged, tolerance) for name, one in found.items()}
+    shared = torch.stack([_score(found[name], settings[name], task.judged) for name in _SHARED if name in found])
+    score = outlying(shared, found["global"].judged.rows)
+    odd = (score > OUTLIER) & task.judged
+    if int((task.judged & ~odd).sum()) < 2:
+        odd = nobody
+    counted = task.judged & ~odd
+    settings = {name: _setting(one, counted, tolerance) for name, one in found.items()}
+    scores = torch.stack([_score(one, settings[name], counted) for name, one in found.items()])
+    winner = list(found)[simplest(scores, tolerance)]
+    return Evidence(found, settings, winner, task.judged, odd, score, tolerance)
+
+
+def _score(one: Found, setting: int, counted: Tensor) -> Tensor:
+    """[M] NaN for who does not count."""
+    return torch.where(counted, one.judged.score[setting], torch.nan)
+
+
+def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
+    scores = torch.where(counted, one.judged.score, torch.nan)
+    if one.free:
+        return int(scores.nanmean(1).argmax())
+    return simplest(scores, tolerance, one.eligible)
+
+
+# -- new clients ------------------------------------------------------------------------------------------------------
+def _new_clients(task: _Task, evidence: Evidence) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
+    assert task.newcomers is not None
+    problem = replace(task.problem, held=(task.problem.n_folds,))
+    out: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def program(state: None) -> Run:
+        yield from begin(problem)
+        for name, one in evidence.found.items():
+            base = out["global"][0] if "global" in out else None
+            out[name] = yield from on_newcomers(one, evidence.settings[name], problem, base)
+
+    InProcess(task.newcomers).run([program])
+    return out

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structures that are compared: how each is fitted with all its settings, and judged.
+
+Each is a generator that asks clients and returns what it `Found`. All of them go through the same folds. What a structure
+needs of another (everything begins with the model for all) is handed on.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.compare.clusters import Clusters, fit_global, grow, judge_clusters_ask
+from coterie.compare.mixed import Mixed, Shape, fit_mixed, fit_shape, judge_mixed_ask, judge_shape_ask
+from coterie.compare.prior import Kind, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
+from coterie.compare.problem import Problem, keep_products
+from coterie.compare.result import Setting
+from coterie.compare.scores import Judged, judged_newcomers, judged_rows
+from coterie.protocol import Ask, Replies, Save, Sum
+
+__all__ = [
+    "KINDS", "Effort", "Found", "Within", "begin", "clusters", "common_model", "local", "map_of_clients", "mixture",
+    "on_newcomers", "prior_for", "representation", "shrunk",
+]  # fmt: skip
+
+Run = Generator[Ask | Save, Replies | None, Any]
+
+KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
+_COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
+_LOCAL_PENALTIES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+_FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long structures are worked on."""
+
+    rounds: int = 40  # of EM
+    steps: int = 20  # of Newton's method and of clustering
+    starts: int = 5  # of every further cluster, and of mixtures
+    max_clusters: int = 8
+    max_rank: int = 8
+    max_components: int = 4
+
+
+@dataclass(frozen=True)
+class Within:
+    """A mixture within clients, and what a mixture of noises alone would be."""
+
+    mixed: Mixed
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a structure: its settings, the simplest first; how they do; and what was fitted, one for each.
+
+    `free` is whether any setting may be taken that is best, since none is simpler than another. `eligible` is false for
+    settings that may not be taken.
+    """
+
+    name: str
+    settings: tuple[Setting, ...]
+    judged: Judged
+    fits: tuple[Prior | Clusters | Within, ...]
+    free: bool = False
+    eligible: tuple[bool, ...] = ()
+    labels: Tensor | None = None  # [J, M, F] of clusters
+    margin: Tensor | None = None  # [J, M]
+
+
+def on_newcomers(found: Found, setting: int, problem: Problem, base: Tensor | None) -> Run:
+    """Judge the last fit by new clients.  -> scores [M], squared errors or shares of rows predicted right [M], rows [M]
+
+    base [M] are the scores of the model for all, which a mixture's are relative to.
+    """
+    fit, noise = found.fits[setting], found.judged.noise[setting : setting + 1]
+    if isinstance(fit, Within):
+        last, shape = (_last(part) for part in (fit.mixed, fit.shape))
+        got = yield judge_mixed_ask(last, problem)
+        plain = yield judge_shape_ask(shape, problem)
+        assert base is not None
+        rows = got["rows"][:, -1, 0]
+        return base + (plain["loss"][:, -1] - got["loss"][:, -1, 0]) / rows, got["right"][:, -1, 0] / rows, rows
+    if isinstance(fit, Clusters):
+        got = yield judge_clusters_ask(_last(fit), problem)
+    else:
+        got = yield judge_effects_ask(_last(fit), problem, found.name)
+    score, right, rows = judged_newcomers(got, problem, noise)
+    return score[0], right[0], rows
+
+
+def _last(fit: Any) -> Any:
+    """The fit on all training rows."""
+    return type(fit)(*(value[-1:] for value in vars(fit).values()))
+
+
+def _one(prior: Prior, j: int) -> Prior:
+    at = slice(j, j + 1)
+    return Prior(prior.mean[:, at], prior.root[:, at], prior.noise[:, at])
+
+
+def begin(problem: Problem) -> Run:
+    """Let clients form what they need of their rows."""
+    if problem.is_regression:
+        yield Ask(keep_products, {"problem": problem}, {"n": Sum()}, fresh=problem.fresh, scratch=problem.n_features)
+
+
+def common_model(problem: Problem, effort: Effort) -> Run:
+    """One model for all.  -> Found"""
+    fit: Clusters = yield from fit_global(problem, _COMMON_PENALTIES, effort.steps)
+    got = yield judge_clusters_ask(fit, problem)
+    fits = tuple(_start(fit, j) for j in range(len(_COMMON_PENALTIES)))
+    settings: tuple[Setting, ...] = tuple({"penalty": l2} for l2 in _COMMON_PENALTIES)
+    return Found("global", settings, judged_rows(got, problem), fits, free=True)
+
+
+def _start(fit: Clusters, j: int) -> Clusters:
+    at = slice(j, j + 1)
+    return Clusters(fit.theta[:, at], fit.noise[:, at], fit.objective[:, at], fit.bend)
+
+
+def local(problem: Problem, effort: Effort, base: Clusters) -> Run:
+    """One model each.  -> Found"""
+    prior = ridge_prior(problem, _LOCAL_PENALTIES, len(problem.held), base.noise[:, 0])
+    return (yield from _judged("local", prior, problem, {"penalty": _LOCAL_PENALTIES}, learn=(), rounds=5, free=True))
+
+
+def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Run:
+    """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found"""
+    prior = _around(problem, base, len(KINDS))
+    return (
+        yield from _judged("shrunk", prior, problem, {"prior": KINDS}, learn=KINDS, rounds=effort.rounds, keep=len(KINDS) - 1)
+    )
+
+
+def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Run:
+    """Models around a common one, in a subspace of few dimensions.  -> Found"""
+    ranks = tuple(range(1, most + 1))
+    learn: tuple[Kind, ...] = ("full",) * most
+    prior = low_rank(free, base.bend, ranks)
+    return (
+        yield from _judged("representation", prior, problem, {"rank": ranks}, learn=learn, rounds=effort.rounds // 2)
+    )
+
+
+def _around(problem: Problem, base: Clusters, n: int) -> Prior:
+    """Where EM begins: around the model for all."""
+    root = _FIRST_SPREAD * torch.eye(problem.n_parameters, dtype=torch.float64)
+    fits = len(problem.held)
+    return Prior(base.theta[:, 0].expand(-1, n, -1), root.expand(fits, n, -1, -1), base.noise.expand(-1, n))
+
+
+def _judged(
+    name: str, prior: Prior, problem: Problem, values: dict[str, Any], *, learn: tuple[Kind, ...], rounds: int,
+    keep: int | None = None, free: bool = False,
+) -> Run:  # fmt: skip
+    """Learn a prior with each setting, and judge it.  -> Found"""
+    fit: Prior = yield from fit_effects(
+        prior, problem=problem, kinds=learn, rounds=rounds if learn or problem.is_regression else 0, tag=name,
+        learn=bool(learn),
+    )  # fmt: skip
+    got = yield judge_effects_ask(fit, problem, name, keep=keep)
+    ((key, each),) = values.items()
+    settings: tuple[Setting, ...] = tuple({key: value} for value in each)
+    return Found(name, settings, judged_rows(got, problem), tuple(_one(fit, j) for j in range(len(each))), free)
+
+
+def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int) -> Run:
+    """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found"""
+    fits, every, labels, margins = [], [], [], []
+    fit = base
+    for _ in range(2, most + 1):
+        fit = yield from grow(fit, problem, penalty=penalty, starts=effort.starts, rounds=effort.steps, seed=seed)
+        got = yield judge_clusters_ask(fit, problem)
+        fits.append(fit)
+        every.append(judged_rows(got, problem))
+        labels.append(got["label"][:, :, 0])
+        margins.append(got["margin"][:, -1, 0])
+    eligible = [int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2)]
+    settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
+    together = Judged(
+        *(torch.cat([getattr(one, field) for one in every]) for field in ("score", "right", "test_score", "test_right")),
+        every[0].rows, every[0].test_rows, torch.cat([one.noise for one in every]),
+    )  # fmt: skip
+    return Found(
+        "clusters", settings, together, tuple(fits), False, tuple(eligible), torch.stack(labels), torch.stack(margins)
+    )
+
+
+def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Run:
+    """Components that every client has, in its own proportions.  -> Found
+
+    Scores are those of the model for all [1, M], and what the components' slopes bring beyond a mixture of noises.
+    """
+    fits, scores, rights, tests, test_rights = [], [], [], [], []
+    sizes = tuple(range(2, effort.max_components + 1))
+    for n_components in sizes:
+        mixed: Mixed = yield from fit_mixed(
+            base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=n_components, starts=effort.starts,
+            rounds=effort.rounds, seed=seed,
+        )  # fmt: skip
+        shape: Shape = yield from fit_shape(
+            base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=n_components, rounds=effort.rounds
+        )
+        got = yield judge_mixed_ask(mixed, problem)
+        noise = yield judge_shape_ask(shape, problem)
+        loss, right, n = (got[field][:, :, 0] for field in ("loss", "right", "rows"))  # [M, F]
+        v = problem.n_folds
+        gain, rows = noise["loss"] - loss, n[:, :v].sum(1)
+        fits.append(Within(mixed, shape))
+        scores.append(plain.score[0] + gain[:, :v].sum(1) / rows)
+        rights.append(right[:, :v].sum(1) / rows)
+        tests.append(plain.test_score[0] + gain[:, v] / n[:, v])
+        test_rights.append(right[:, v] / n[:, v])
+    every = [torch.stack(each) for each in (scores, rights, tests, test_rights)]
+    judged = Judged(*every, plain.rows, plain.test_rows, plain.noise[:1].expand(len(sizes)))
+    return Found("mixture", tuple({"n_components": r} for r in sizes), judged, tuple(fits))
+
+
+def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Run:
+    """Where clients' models lie in the two directions in which they differ most.  -> [M, 2]"""
+    most = min(2, problem.n_parameters)
+    got = yield judge_effects_ask(low_rank(free, base.bend, (most,)), problem, "map", effects=True)
+    place = got["effects"][:, -1, 0]
+    return torch.cat([place, torch.zeros(len(place), 2 - most, dtype=place.dtype)], 1)
+
+
+def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort = Effort()) -> Run:  # noqa: B008
+    """Fit local, shrunk or low-rank models with one setting, as the comparison does.  -> Prior
+
+    Parameters
+    ----------
+    structure : {"local", "shrunk", "representation"}
+        Which.
+    setting : dict
+        As the comparison gave it: a penalty, a kind of prior, or a rank.
+    """
+    yield from begin(problem)
+    fit: Clusters = yield from fit_global(problem, _COMMON_PENALTIES[-2:-1], effort.steps)
+    if structure == "local":
+        prior = ridge_prior(problem, (float(setting["penalty"]),), len(problem.held), fit.noise[:, 0])
+        if not problem.is_regression:
+            return prior
+        return (yield from fit_effects(prior, problem=problem, kinds=(), rounds=5, tag=structure, learn=False))
+    kind = next(kind for kind in KINDS if kind == setting.get("prior", "full"))
+    prior = yield from fit_effects(
+        _around(problem, fit, 1), problem=problem, kinds=(kind,), rounds=effort.rounds, tag="shrunk"
+    )
+    if structure == "shrunk":
+        return prior
+    prior = low_rank(prior, fit.bend, (int(setting["rank"]),))
+    return (
+        yield from fit_effects(prior, problem=problem, kinds=("full",), rounds=effort.rounds // 2, tag="representation")
+    )

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From scores to what people read: means with errors, differences, groups, models in the data's own units."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from coterie.algorithms.preparation import Scaling
+from coterie.baselines import target_variance
+from coterie.compare.choice import as_good, difference, mean_and_error, names_where
+from coterie.compare.clusters import Clusters
+from coterie.compare.problem import Problem
+from coterie.compare.result import Comparison, FitAdvice, Grouping, Setting, Structure, Trial
+from coterie.compare.structures import Found, Within
+from coterie.data.clients import Clients
+from coterie.evaluate import adjusted_rand
+
+__all__ = ["Evidence", "summarised"]
+
+New = dict[str, tuple[Tensor, Tensor, Tensor]]  # structure -> score, right, rows of new clients
+
+_PRIORS = {
+    "intercept": "own intercepts", "same": "shrunk towards the global model",
+    "diagonal": "shrunk, by feature", "full": "shrunk, by direction",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the choice rests on."""
+
+    found: dict[str, Found]
+    settings: dict[str, int]
+    chosen: str
+    judged: Tensor  # [M]
+    odd: Tensor  # [M] outliers
+    outlier_score: Tensor  # [M]
+    tolerance: float
+
+    def score(self, name: str, *, test: bool = False) -> Tensor:
+        """[M] of the structure's setting, NaN for who was not judged or, on test rows, has none."""
+        one = self.found[name].judged
+        if test:
+            return torch.where(one.test_rows > 0, one.test_score[self.settings[name]], torch.nan)
+        return torch.where(self.judged, one.score[self.settings[name]], torch.nan)
+
+    def counted(self, values: Tensor) -> Tensor:
+        """[M] without outliers."""
+        return torch.where(self.odd, torch.nan, values)
+
+
+def summarised(
+    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, new: New, place: Tensor
+) -> Comparison:
+    """Put the result together."""
+    names, scores = clients.names, [evidence.counted(evidence.score(name)) for name in evidence.found]
+    good = dict(zip(evidence.found, as_good(torch.stack(scores), evidence.tolerance), strict=True))
+    parts = _Parts(clients, problem, scaling, evidence, new)
+    gain = evidence.score(evidence.chosen) - evidence.score("global")
+    notes = []
+    if int(evidence.odd.sum()):
+        notes.append("outliers are left out of the choice")
+    return Comparison(
+        task=clients.schema.task,
+        target=clients.schema.target,
+        metric="rmse" if problem.is_regression else "accuracy",
+        chosen=evidence.chosen,
+        structures=tuple(parts.structure(name, good[name]) for name in evidence.found),
+        names=names,
+        rows=clients.train.counts.numpy(),
+        judged=evidence.judged.numpy(),
+        too_small=names_where(names, ~evidence.judged),
+        outliers=names_where(names, evidence.odd),
+        outlier_score=evidence.outlier_score.numpy(),
+        worse_off=names_where(names, gain < 0),
+        gain=gain.numpy(),
+        grouping=_grouping(clients, problem, scaling, evidence, place) if "clusters" in evidence.found else None,
+        seconds=0.0,
+        seed=0,
+        settings={},
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What structures' summaries are made of."""
+
+    clients: Clients
+    problem: Problem
+    scaling: Scaling
+    evidence: Evidence
+    new: New
+
+    def structure(self, name: str, good: bool) -> Structure:
+        evidence, found = self.evidence, self.evidence.found[name]
+        j, tested = evidence.settings[name], self.clients.test is not None
+        judged = found.judged
+        score, error = mean_and_error(evidence.counted(evidence.score(name)))
+        metric = torch.where(evidence.judged, self._metric(judged.right[j]), torch.nan)
+        test_metric = torch.where(judged.test_rows > 0, self._metric(judged.test_right[j]), torch.nan)
+        test_score = evidence.score(name, test=True)
+        chosen = evidence.counted(evidence.score(evidence.chosen))
+        base, base_test = evidence.score("global"), evidence.score("global", test=True)
+        overall, r2 = self._overall(judged.test_right[j], judged.test_rows) if tested else (None, None)
+        mean_test = mean_and_error(test_metric) if tested else (None, None)
+        new = self._new(name)
+        mine = evidence.counted(evidence.score(name))
+        return Structure(
+            name, found.settings[j] if name != "global" else {}, _label(name, found.settings[j]), score, error,
+            *mean_and_error(metric), *mean_test,
+            mean_and_error(test_score)[0] if tested else None, overall, r2, *new,
+            None if name == "global" else difference(mine, evidence.counted(base)),
+            None if name == evidence.chosen else difference(mine, chosen),
+            None if name == "global" or not tested else difference(evidence.counted(test_score), base_test),
+            good, self._trials(found), evidence.score(name).numpy(), test_metric.numpy(), test_score.numpy(),
+            self._models(name), _advice(name, found.settings[j]),
+        )  # fmt: skip
+
+    def _metric(self, right: Tensor) -> Tensor:
+        """RMSE in the target's units, or accuracy."""
+        return right.clamp(min=0).sqrt() * self.scaling.y_scale if self.problem.is_regression else right
+
+    def _overall(self, right: Tensor, rows: Tensor) -> tuple[float, float | None]:
+        """Over all test rows together, and R^2."""
+        there = rows > 0
+        mean = (right * rows)[there].sum() / rows[there].sum()
+        if not self.problem.is_regression:
+            return float(mean), None
+        assert self.clients.test is not None
+        variance = target_variance(self.clients.test)
+        squares = float(mean * self.scaling.y_scale**2)
+        return math.sqrt(squares), 1.0 - squares / variance if variance > 0 else None
+
+    def _new(self, name: str) -> tuple[float | None, float | None, float | None]:
+        if name not in self.new:
+            return None, None, None
+        score, right, rows = self.new[name]
+        values = torch.where(rows > 0, self._metric(right), torch.nan)
+        return *mean_and_error(values), mean_and_error(torch.where(rows > 0, score, torch.nan))[0]
+
+    def _trials(self, found: Found) -> tuple[Trial, ...]:
+        counted = self.evidence.judged & ~self.evidence.odd
+        scores = torch.where(counted, found.judged.score, torch.nan)
+        return tuple(
+            Trial(setting, _label(found.name, setting), *mean_and_error(scores[j]))
+            for j, setting in enumerate(found.settings)
+        )
+
+    def _models(self, name: str) -> np.ndarray | None:
+        """Models in the data's own units, intercept last.  [K, D + 1], or [K, classes, D + 1]"""
+        fit = self.evidence.found[name].fits[self.evidence.settings[name]]
+        if isinstance(fit, Clusters):
+            return _own_units(fit.theta[-1, 0], self.problem, self.scaling)
+        if isinstance(fit, Within):
+            return _own_units(fit.mixed.theta[-1, 0], self.problem, self.scaling)
+        return None
+
+
+def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
+    each = theta.unflatten(-1, (problem.n_outputs, -1))  # [K, O, D + 1]
+    slopes = scaling.y_scale * each[..., :-1] / scaling.scale
+    intercept = scaling.y_scale * each[..., -1] + scaling.y_mean - (slopes * scaling.mean).sum(-1)
+    made = torch.cat([slopes, intercept[..., None]], -1)
+    out: np.ndarray = (made[:, 0] if problem.n_outputs == 1 else made).numpy()
+    return out
+
+
+def _label(name: str, setting: Setting) -> str:
+    """A setting in words."""
+    if name in ("global", "local"):
+        return {"global": "one model for all", "local": "one model each"}[name]
+    ((_, value),) = setting.items()
+    if name == "shrunk":
+        return _PRIORS[str(value)]
+    many = {"clusters": f"{value} clusters", "representation": f"rank {value}", "mixture": f"{value} components"}
+    return many[name]
+
+
+def _advice(name: str, setting: Setting) -> FitAdvice:
+    """How `coterie fit` fits it."""
+    if name == "global":
+        return FitAdvice("fedavg", {})
+    if name == "clusters":
+        return FitAdvice("ifca", {"clusters.n_clusters": setting["n_clusters"], "clusters.n_init": 5})
+    if name == "mixture":
+        return FitAdvice("mixture", {"mixture.n_components": setting["n_components"]})
+    return FitAdvice(name, {f"{name}.{key}": value for key, value in setting.items()})
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+def _grouping(clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, place: Tensor) -> Grouping:
+    found, j = evidence.found["clusters"], evidence.settings["clusters"]
+    fit = found.fits[j]
+    assert isinstance(fit, Clusters)
+    assert found.labels is not None
+    assert found.margin is not None
+    labels, k = found.labels[j].numpy(), fit.theta.shape[2]  # [M, F]
+    final, folds = labels[:, -1], labels[:, :-1].T
+    each = fit.theta[-1, 0].unflatten(-1, (problem.n_outputs, -1))[..., :-1] * scaling.y_scale
+    return Grouping(
+        labels=final,
+        sizes=np.bincount(final, minlength=k),
+        profile=(each[:, 0] if problem.n_outputs == 1 else each).numpy(),
+        features=clients.schema.feature_names,
+        stability=float(np.mean([adjusted_rand(fold, final) for fold in folds])),
+        agreement=np.mean([_matched(fold, final, k) == final for fold in folds], axis=0),
+        margin=found.margin[j].numpy(),
+        map=place.numpy(),
+    )
+
+
+def _matched(labels: np.ndarray, final: np.ndarray, k: int) -> np.ndarray:
+    """Rename labels so that they agree with the final ones as often as can be."""
+    together = np.zeros((k, k), dtype=np.int64)
+    np.add.at(together, (labels, final), 1)
+    rename = np.empty(k, dtype=np.int64)
+    found, true = linear_sum_assignment(together, maximize=True)
+    rename[found] = true
+    return rename[labels]
