@@ -34,6 +34,7 @@ from coterie.arguments import (
     left_out,
     read_clients,
 )
+from coterie.auto import check_auto, settled, why
 from coterie.compare_commands import compare_command
 from coterie.config import PERSONAL, FitOptions, options
 from coterie.data.check import check
@@ -47,8 +48,8 @@ from coterie.personal.run import check_personal, fit_personal
 from coterie.personal.tables import parts_fitted, personal_predictions
 from coterie.report import write_report
 from coterie.report.comparison import is_comparison, write_comparison_report
-from coterie.runs import AnyFitted, begin_run, finish_run, is_finished, read_options, summary
-from coterie.screen import complain, err, progress, show, show_findings, show_mixture, show_personal, warn
+from coterie.runs import AnyFitted, begin_run, finish_run, is_finished, read_options, settle_run, summary
+from coterie.screen import complain, counting, err, progress, show, show_findings, show_mixture, show_personal, warn
 from coterie.studies import digits_demo, personal_commands
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
@@ -105,8 +106,8 @@ def fit_command(
     method: Annotated[
         str | None,
         typer.Option(
-            help="ifca, moment-descent, mixture, fedrep, lg-fedavg, maml, "
-            "fedavg (with --set training.proximal=...: FedProx)."
+            help="auto (compare, then fit what was chosen), ifca, moment-descent, mixture, fedrep, lg-fedavg, maml, local, "
+            "shrunk, representation, fedavg (with --set training.proximal=...: FedProx)."
         ),
     ] = None,
     clusters: Annotated[
@@ -114,6 +115,9 @@ def fit_command(
     ] = None,
     n_components: Annotated[
         int | None, typer.Option("--components", help="Components of a mixture; by default chosen on held-out rows.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Directions of a linear representation; by default chosen on held-out rows.")
     ] = None,
     starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
     hidden: Hidden = None,
@@ -156,7 +160,7 @@ def fit_command(
             min_rows=min_rows, test_size=test_size, new_clients=new_clients,
         ),
         "model": {"hidden": layer_sizes(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
-        "training": {}, "mixture": {"n_components": n_components},
+        "training": {}, "mixture": {"n_components": n_components}, "prior": {"rank": rank},
         "personal": {
             "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
             "stragglers": stragglers, "clock": clock if trace is None else "trace", "communication": communication,
@@ -252,19 +256,18 @@ def check_command(
 # -- fitting ----------------------------------------------------------------------------------------------------------
 def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
     _check(clients, chosen)
-    new = begin_run(folder, chosen, "coterie " + shlex.join(sys.argv[1:]), clients)
+    command = "coterie " + shlex.join(sys.argv[1:])
+    new = begin_run(folder, chosen, command, clients)
     if err.is_terminal:
         err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
     warn(left_out(clients))
     try:
-        with progress() as watch:
-            fitted: AnyFitted
-            if chosen.method == "mixture":
-                fitted = fit_clients(clients, chosen, folder=folder, every=every, watch=watch)
-            elif chosen.method in PERSONAL:
-                fitted = fit_personal(clients, chosen, folder=folder, every=every, watch=watch)
-            else:
-                fitted = fit(clients, chosen, folder=folder, every=every, watch=watch)
+        if chosen.method == "auto":
+            with counting() as tell:
+                chosen = settled(clients, chosen, folder, command, tell)
+            _check(clients, chosen)
+            settle_run(folder, chosen)
+        fitted = _fitted(clients, chosen, folder, every)
     except CoterieError:
         if new:
             shutil.rmtree(folder)  # nothing half-written
@@ -272,9 +275,9 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
     except KeyboardInterrupt:
         err.print(f"interrupted; continue with: coterie resume {folder}")
         raise
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = why(folder)
     if isinstance(fitted, Fitted) and chosen.data.path == digits_demo.NAME:
-        more = digits_demo.demo_results(chosen.seed, fitted)
+        more |= digits_demo.demo_results(chosen.seed, fitted)
     finish_run(folder, fitted, more)
     if not as_json:
         _show(fitted, more)
@@ -282,9 +285,20 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
     _show_report(folder, as_json)
 
 
+def _fitted(clients: Clients, chosen: FitOptions, folder: Path, every: float) -> AnyFitted:
+    with progress() as watch:
+        if chosen.method == "mixture":
+            return fit_clients(clients, chosen, folder=folder, every=every, watch=watch)
+        if chosen.method in PERSONAL:
+            return fit_personal(clients, chosen, folder=folder, every=every, watch=watch)
+        return fit(clients, chosen, folder=folder, every=every, watch=watch)
+
+
 def _check(clients: Clients, chosen: FitOptions) -> None:
     """Refuse what cannot work, before anything is written."""
-    if chosen.method == "mixture":
+    if chosen.method == "auto":
+        check_auto(clients, chosen)
+    elif chosen.method == "mixture":
         check_mixture(clients, chosen)
     elif chosen.method in PERSONAL:
         check_personal(clients, chosen)
@@ -293,6 +307,8 @@ def _check(clients: Clients, chosen: FitOptions) -> None:
 
 
 def _show(fitted: AnyFitted, more: dict[str, Any]) -> None:
+    if "why" in more:
+        print(more["why"]["headline"])
     if isinstance(fitted, Fitted):
         show(fitted, more)
     elif isinstance(fitted, FittedMixture):

@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from coterie.local import own_outputs
 from coterie.models import Model, split
 from coterie.personal.measure import Fit, fit_personal_ask, judge_personal_ask
 
-__all__ = ["Adopted", "Personal", "trained"]
+__all__ = ["Adopted", "Fitting", "Personal", "trained"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ class Adopted:
     known: Tensor
 
 
+class Fitting(Protocol):
+    """A way of its own to get a model from rows."""
+
+    @property
+    def start(self) -> Tensor:
+        """[P] the model of a client that has shown nothing."""
+
+    def fitted(self, rows: Ragged) -> Tensor:
+        """Models of clients from their labelled rows.  [C, P]"""
+
+
 @dataclass(frozen=True)
 class Personal:
     """Everybody's personal model, for rows that are scaled.
@@ -58,7 +70,7 @@ class Personal:
         [M] clients, ascending.
     own : Tensor
         [M, P - Q] every client's personal part; without personal layers [M, P], its own model.
-    fit : Fit
+    fit : Fit or Fitting
         How a client that has none gets one.
     """
 
@@ -67,7 +79,7 @@ class Personal:
     theta: Tensor
     names: np.ndarray
     own: Tensor
-    fit: Fit
+    fit: "Fit | Fitting"
 
     def of(self, names: np.ndarray) -> tuple[Tensor, Tensor]:
         """Look up the parts of clients [C, ...], and who has one [C]; the others have what they would begin with."""
@@ -93,7 +105,10 @@ class Personal:
 
     def fitted(self, rows: Ragged) -> Tensor:
         """Personal parts from rows alone.  [C, ...]"""
-        engine, fit = InProcess(rows), self.fit
+        fit = self.fit
+        if not isinstance(fit, Fit):
+            return fit.fitted(rows)
+        engine = InProcess(rows)
         if self.layers:
             engine.ask(fit_personal_ask(self.model, self.theta, split(self.model, self.layers), fit))
             return engine.worker.private[0]["personal"]

@@ -215,13 +215,14 @@ def _trials(one: Mapping[str, Any]) -> Figure | None:
     if len(points) < 2:
         return None
     name = next(iter(trials[0]["setting"]))
+    words = name.replace("n_", "number of ")
     x, score, error = (list(column) for column in zip(*sorted(points), strict=True))
     whole = all(float(v).is_integer() for v in x)
-    title = f"Score by {name}"
+    title = f"{str(one['structure']).capitalize()}: score by {words}"
     svg = line_chart(
         [Line(x, score, low=[s - e for s, e in zip(score, error, strict=True)],
               high=[s + e for s, e in zip(score, error, strict=True)])],
-        x_label=name,
+        x_label=words,
         y_label="mean log-likelihood of a held-out row",
         title=title,
         integer_x=whole,

@@ -92,6 +92,7 @@ def _context(run: Run) -> dict[str, Any]:
         "headline": summary.headline(run),
         "started": summary.started(run),
         "facts": summary.facts(run),
+        "why": run.results.get("why"),
         "warnings": [str(w) for w in run.results.get("warnings") or []],
         "comparison": table,
         "methods": None if table is None else figures.methods(run, table),
