@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 Method = Literal[
-    "auto", "ifca", "moment-descent", "mixture", "fedavg", "fedrep", "lg-fedavg", "maml", "local", "shrunk", "representation",
+    "auto", "ifca", "moment-descent", "mixture", "fedavg", "fedrep", "lg-fedavg", "maml", "local", "shrunk",
+    "representation",
 ]  # fmt: skip
 
 PRIOR = {

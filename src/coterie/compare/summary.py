@@ -16,6 +16,7 @@ from coterie.compare.clusters import Clusters
 from coterie.compare.problem import Problem
 from coterie.compare.result import Comparison, FitAdvice, Grouping, Setting, Structure, Trial
 from coterie.compare.structures import Found, Within
+from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
 
@@ -189,7 +190,8 @@ def _advice(name: str, setting: Setting) -> FitAdvice:
         return FitAdvice("ifca", {"clusters.n_clusters": setting["n_clusters"], "clusters.n_init": 5})
     if name == "mixture":
         return FitAdvice("mixture", {"mixture.n_components": setting["n_components"]})
-    return FitAdvice(name, {f"{name}.{key}": value for key, value in setting.items()})
+    ((_, value),) = setting.items()
+    return FitAdvice(name, {f"prior.{PRIOR[name]}": value})
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
