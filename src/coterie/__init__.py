@@ -3,10 +3,23 @@
 
 __version__ = "0.1.0"
 
+from coterie.compare import compare
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
-from coterie.estimators import IFCA, MAML, FedAvg, FederatedMixture, FedRep, LGFedAvg, MixedRegression, load
+from coterie.estimators import (
+    IFCA,
+    MAML,
+    FedAvg,
+    FederatedMixture,
+    FedRep,
+    LGFedAvg,
+    Local,
+    MixedRegression,
+    Representation,
+    Shrunk,
+    load,
+)
 
 __all__ = [
     "IFCA",
@@ -19,9 +32,13 @@ __all__ = [
     "FedRep",
     "FederatedMixture",
     "LGFedAvg",
+    "Local",
     "MixedRegression",
+    "Representation",
     "RunError",
+    "Shrunk",
     "__version__",
+    "compare",
     "from_arrays",
     "load",
     "read",

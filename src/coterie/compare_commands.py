@@ -34,6 +34,7 @@ from coterie.compare.run import compare
 from coterie.compare.words import fit_command
 from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
+from coterie.errors import ConfigError
 from coterie.screen import counting, err, show_comparison, warn
 
 __all__ = ["compare_command"]
@@ -67,6 +68,8 @@ def compare_command(
         test_size=test_size, new_clients=_NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
+    if chosen.model.hidden:
+        raise ConfigError("networks are not compared: only linear models are", "leave --hidden out")
     folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
     check_free(folder)
     clients = _read(chosen, default=new_clients is None)
