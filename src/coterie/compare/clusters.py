@@ -29,6 +29,8 @@ __all__ = [
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
+_STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
+
 
 @dataclass(frozen=True)
 class Clusters:
@@ -108,7 +110,7 @@ def fit_clusters(
         common = got["there"] / got["precision"] if problem.is_regression else state.noise
         state = Clusters(before - step, common, got["objective"], bend)
         yield Save(state)
-        if float(step.abs().max()) < 1e-6 * (1 + float(before.abs().max())):
+        if float(step.abs().max()) < _STILL * (1 + float(before.abs().max())):
             break
     return state
 

@@ -83,8 +83,8 @@ def fit_effects(
     prior : Prior
         Where to begin.
     kinds : tuple
-        What the covariance of each setting may be: of intercepts only, a multiple of what it was ("same"), diagonal, full
-        (within the columns of B).
+        What the covariance of each setting may be: of intercepts only, of weights that all vary alike ("same") and intercepts,
+        diagonal, full (within the columns of B).
     tag : str
         Under which clients keep their v_i, so as not to begin anew every round.
     learn : bool
@@ -119,14 +119,16 @@ def _maximised(
 
 def _root(root: Tensor, spread: Tensor, kind: Kind, problem: Problem) -> Tensor:
     """B of B S B^T, for one setting.  [F, P, R], [F, R, R] -> [F, P, R]"""
-    if kind == "same":
-        return root * spread.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None].clamp(min=0).sqrt()
     if kind == "full":
-        values, vectors = torch.linalg.eigh(spread)
-        return root @ (vectors * values.clamp(min=0).sqrt()[:, None])
+        values, vectors = torch.linalg.eigh(spread)  # the symmetric root: what clients keep stays near where it was
+        return root @ (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.transpose(-2, -1)
     variance = torch.einsum("fpr,frs,fps->fp", root, spread, root).clamp(min=0)
+    slopes = problem.slopes
     if kind == "intercept":
-        variance = variance * (1 - problem.slopes)
+        variance = variance * (1 - slopes)
+    if kind == "same":
+        alike = (variance * slopes).sum(-1, keepdim=True) / slopes.sum()
+        variance = torch.where(slopes > 0, alike, variance)
     return torch.diag_embed(variance.sqrt())
 
 
@@ -143,7 +145,7 @@ def judge_effects_ask(
         Whether clients tell v_i, for a map of them.
     """
     fold = {name: Stack() for name in ("loss", "right", "rows", *(["effects"] if effects else []))}
-    return _ask(judge_effects, prior, problem, tag, fold, steps=12, keep=keep)
+    return _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
 
 
 def fresh_model(problem: Problem) -> Tensors:
@@ -224,7 +226,7 @@ def _mode(
     one = torch.eye(v.shape[-1], dtype=v.dtype)
     for _ in range(steps):
         loss, gradient, hessian = at.quadratic(_models(shared, v))
-        bend = torch.einsum("fjpr,fjcpq,fjqs->fjcrs", root, hessian.expand(-1, v.shape[1], -1, -1, -1), root)
+        bend = _bent(root, hessian)
         slope = torch.einsum("fjpr,fjcp->fjcr", root, gradient) / noise[..., None] + v
         factor = torch.linalg.cholesky(bend / noise[..., None, None] + one)
         step = torch.cholesky_solve(slope[..., None], factor)[..., 0]
@@ -233,6 +235,14 @@ def _mode(
         else:
             v = _halved(shared, at, v, step, loss + 0.5 * v.square().sum(-1))
     return v, torch.cholesky_inverse(factor), bend
+
+
+def _bent(root: Tensor, hessian: Tensor) -> Tensor:
+    """B^T H B, which for a diagonal B needs no products of matrices.  [F, J, P, R], [F, J | 1, C, P, P] -> [F, J, C, R, R]"""
+    if root.shape[-2] == root.shape[-1] and not bool(root.tril(-1).any()) and not bool(root.triu(1).any()):
+        d = root.diagonal(dim1=-2, dim2=-1)[:, :, None]
+        return d[..., None] * hessian * d[..., None, :]
+    return torch.einsum("fjpr,fjcpq,fjqs->fjcrs", root, hessian.expand(-1, root.shape[1], -1, -1, -1), root)
 
 
 def _halved(shared: dict[str, Any], at: Curves, v: Tensor, step: Tensor, before: Tensor) -> Tensor:

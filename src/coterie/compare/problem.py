@@ -20,7 +20,10 @@ from coterie import keys
 from coterie.data.ragged import Layout, Ragged
 from coterie.protocol import Block, Tensors
 
-__all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "keep_products", "noise_level", "thinned", "with_folds", "with_support"]
+__all__ = [
+    "NOISE_ROWS", "Curves", "Problem", "curves", "fold_by_fold", "keep_products", "noise_level", "support_and_query",
+    "thinned", "with_folds", "with_support",
+]  # fmt: skip
 
 NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
 
@@ -34,7 +37,7 @@ class Problem:
     n_features : int
         D, without the number of the fold.
     n_classes : int
-        0 for regression.
+        0 for regression; 1 where there is no target, and nothing linear to fit.
     n_folds : int
         V. Rows with this number are never trained on.
     held : tuple of int
@@ -147,7 +150,7 @@ class _LogOdds:
 
     def __init__(self, problem: Problem, data: Block) -> None:
         fold = data.x[..., -1]
-        self.problem = problem
+        self.problem, self.data = problem, data
         self.x = torch.cat([data.x[..., :-1], torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
         self.y = data.target
         numbers = torch.tensor(problem.held, dtype=fold.dtype).view(-1, 1, 1)
@@ -165,10 +168,24 @@ class _LogOdds:
         there = torch.nn.functional.one_hot(self.y, log_p.shape[-1])[..., first:].to(p.dtype)
         mask = self.train[:, None, ..., None]
         gradient = torch.einsum("fjcno,cnd->fjcod", (p - there) * mask, self.x).flatten(-2)
-        bend = (torch.diag_embed(p) - p[..., None] * p[..., None, :]) * mask[..., None]  # [F, J, C, N, O, O]
-        hessian = torch.einsum("fjcnop,cnd,cne->fjcodpe", bend, self.x, self.x)
-        size = self.problem.n_parameters
-        return -self._sum(log_p, self.train), gradient, hessian.reshape(*gradient.shape[:3], size, size)
+        return -self._sum(log_p, self.train), gradient, self._hessian(p * mask, p)
+
+    def _hessian(self, weighted: Tensor, p: Tensor) -> Tensor:
+        """Sum over rows of (diag(p) - p p^T) x x^T, from pairs of outputs and pairs of features.  -> [F, J, C, P, P]"""
+        outputs, size = p.shape[-1], self.x.shape[-1]
+        o, q = torch.triu_indices(outputs, outputs)
+        bend = torch.where(o == q, weighted[..., o], 0.0) - weighted[..., o] * p[..., q]  # [F, J, C, N, O (O + 1) / 2]
+        d, e = torch.triu_indices(size, size)
+        pairs = self.data.once("pairs of features", lambda: self.x[..., d] * self.x[..., e])
+        flat = bend.permute(2, 0, 1, 4, 3).flatten(1, 3) @ pairs  # [C, F J O.., D..]
+        packed = flat.unflatten(1, (*p.shape[:2], -1)).movedim(0, 2)  # [F, J, C, O.., D..]
+        half = packed.new_empty(*packed.shape[:-1], size, size)
+        half[..., d, e] = packed
+        half[..., e, d] = packed
+        full = half.new_empty(*half.shape[:3], outputs, size, outputs, size)
+        full[..., o, :, q, :] = half.movedim(3, 0)
+        full[..., q, :, o, :] = half.movedim(3, 0)
+        return full.flatten(-2).flatten(-3, -2)
 
     def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         log_p = self._log_p(theta)
@@ -263,8 +280,22 @@ def _together(names: np.ndarray, parts: list[Part]) -> Ragged:
 
 def thinned(rows: Ragged, most: int, seed: int) -> Ragged:
     """Keep at most so many rows of every client, drawn by its name."""
-    if int(rows.counts.max()) <= most:
-        return rows
-    x, y, owners = _numbered(rows, torch.zeros(rows.layout.n_rows))
-    keep = _rank(rows, seed, "thin") < most
+    return rows if int(rows.counts.max()) <= most else _some(rows, _rank(rows, seed, "thin") < most)
+
+
+def fold_by_fold(train: Ragged, n_folds: int, seed: int) -> list[tuple[Ragged, Ragged]]:
+    """For every fold the rows of all the others, and its own: for what cannot share passes over the rows."""
+    number = _dealt(train, n_folds, seed)
+    return [(_some(train, number != fold), _some(train, number == fold)) for fold in range(n_folds)]
+
+
+def support_and_query(new: Ragged, few: int, seed: int) -> tuple[Ragged, Ragged]:
+    """Divide new clients' rows: `few` of them to learn from, and the others to judge by."""
+    shown = _rank(new, seed, "few shots") < few
+    return _some(new, shown), _some(new, ~shown)
+
+
+def _some(rows: Ragged, keep: Tensor) -> Ragged:
+    """Keep some rows (a mask, in the order of storage) of all clients."""
+    x, y, owners = _numbered(rows, keep)
     return _together(rows.names, [(x[keep, :-1], None if y is None else y[keep], owners[keep.numpy()])])

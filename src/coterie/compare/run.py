@@ -4,7 +4,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from coterie.algorithms.preparation import Scaling, learn_scaling
 from coterie.compare.choice import OUTLIER, outlying, simplest
 from coterie.compare.clusters import Clusters
 from coterie.compare.prior import Prior
-from coterie.compare.problem import Problem, thinned, with_folds, with_support
+from coterie.compare.density import density_newcomers, fit_densities
+from coterie.compare.problem import Problem, support_and_query, thinned, with_folds, with_support
 from coterie.compare.result import ORDER, Comparison
 from coterie.compare.structures import (
     Effort,
@@ -42,6 +43,7 @@ Tell = Callable[[str, int, int], None]
 
 MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
+_CLASSES = Effort(rounds=20, steps=10, starts=2)  # every round of classification looks at all rows
 _QUICK = Effort(rounds=20, steps=10, starts=2, max_clusters=4, max_rank=4, max_components=2)
 
 
@@ -86,18 +88,22 @@ def compare(
     """
     began = time.perf_counter()
     wanted = _checked(clients, structures, folds, few_shot)
-    effort = Effort(max_clusters=max_clusters, max_rank=max_rank, max_components=max_components)
+    most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
+    effort = replace(Effort() if clients.schema.task == "regression" else _CLASSES, **most)
     if quick:
-        effort = replace(
-            _QUICK, max_clusters=min(max_clusters, 4), max_rank=min(max_rank, 4), max_components=min(max_components, 2)
-        )
+        effort = replace(_QUICK, **{name: min(given, getattr(_QUICK, name)) for name, given in most.items()})
     task = _Task.of(clients, folds, few_shot, seed)
-    found, place = _fitted(task, wanted, effort, watch)
-    evidence = _chosen(task, found, tolerance)
-    new = {} if task.newcomers is None else _new_clients(task, evidence)
+    told = _teller(watch, wanted)
+    if clients.schema.task == "none":
+        evidence, new = _densities(task, wanted, effort, tolerance, told)
+        place = None
+    else:
+        found, place = _fitted(task, wanted, effort, told)
+        evidence = _chosen(task, found, tolerance)
+        new = {} if task.newcomers is None else _new_clients(task, evidence)
+    told("")
     settings = {
-        "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick,
-        "max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components,
+        "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick, **most,
     }  # fmt: skip
     made = summarised(clients, task.problem, task.scaling, evidence, new, place)
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
@@ -109,9 +115,10 @@ class _Task:
 
     problem: Problem
     scaling: Scaling
-    rows: Ragged
+    train: Ragged  # scaled, as the others
+    test: Ragged | None
     newcomers: Ragged | None
-    judged: Tensor  # [M] who has rows enough
+    few_shot: int
     seed: int
 
     @classmethod
@@ -128,16 +135,36 @@ class _Task:
 
         ready = scaled(train)
         assert ready is not None
-        rows, new = with_folds(ready, scaled(clients.test), folds, seed), scaled(clients.newcomers)
-        support = None if new is None else with_support(new, few_shot, folds, seed)
-        n_classes = len(schema.classes) if schema.task == "classification" else 0
+        n_classes = {"regression": 0, "classification": len(schema.classes), "none": 1}[schema.task]
         problem = Problem(train.shape[0], n_classes, folds, tuple(range(folds + 1)))
-        return cls(problem, scaling, rows, support, train.counts >= folds, seed)
+        return cls(problem, scaling, ready, scaled(clients.test), scaled(clients.newcomers), few_shot, seed)
+
+    @cached_property
+    def rows(self) -> Ragged:
+        """Training and test rows together, with their folds."""
+        return with_folds(self.train, self.test, self.problem.n_folds, self.seed)
+
+    @property
+    def judged(self) -> Tensor:
+        """[M] who has rows enough."""
+        return self.train.counts >= self.problem.n_folds
 
     @property
     def n_clients(self) -> int:
         """M."""
-        return self.rows.n_clients
+        return self.train.n_clients
+
+
+def _teller(watch: Tell | None, wanted: tuple[str, ...]) -> Callable[[str], None]:
+    """Count what is begun."""
+    begun: list[str] = []
+
+    def told(name: str) -> None:
+        if watch is not None:
+            watch(name or "done", len(begun) if name else len(wanted), len(wanted))
+        begun.extend([name] if name in wanted else [])
+
+    return told
 
 
 def _checked(clients: Clients, structures: Sequence[str] | None, folds: int, few_shot: int) -> tuple[str, ...]:
@@ -165,15 +192,11 @@ def _checked(clients: Clients, structures: Sequence[str] | None, folds: int, few
 
 # -- fitting ----------------------------------------------------------------------------------------------------------
 def _fitted(
-    task: _Task, wanted: tuple[str, ...], effort: Effort, watch: Tell | None
+    task: _Task, wanted: tuple[str, ...], effort: Effort, told: Callable[[str], None]
 ) -> tuple[dict[str, Found], Tensor]:
     """Fit and judge all structures."""
     found: dict[str, Found] = {}
     place: list[Tensor] = []
-
-    def told(name: str) -> None:
-        if watch is not None:
-            watch(name, len(found), len(wanted))
 
     def program(state: None) -> Run:
         yield from begin(task.problem)
@@ -228,10 +251,10 @@ def _mixture(task: _Task, effort: Effort, common: Found) -> Found:
     """Mixtures within clients, with at most so many rows of each."""
     base, _ = _base(common, task.judged)
     best = int(common.judged.score[:, task.judged].mean(1).argmax())
+    at, judged = slice(best, best + 1), common.judged
     plain = replace(
-        common.judged, score=common.judged.score[best : best + 1], test_score=common.judged.test_score[best : best + 1],
-        noise=common.judged.noise[best : best + 1],
-    )  # fmt: skip
+        judged, score=judged.score[at], right=judged.right[at], test_score=judged.test_score[at], noise=judged.noise[at]
+    )
     rows = thinned(task.rows, MIXTURE_ROWS, task.seed)
 
     def program(state: None) -> Run:
@@ -254,7 +277,8 @@ def _chosen(task: _Task, found: dict[str, Found], tolerance: float) -> Evidence:
     counted = task.judged & ~odd
     settings = {name: _setting(one, counted, tolerance) for name, one in found.items()}
     scores = torch.stack([_score(one, settings[name], counted) for name, one in found.items()])
-    winner = list(found)[simplest(scores, tolerance)]
+    may = [not one.eligible or any(one.eligible) for one in found.values()]
+    winner = list(found)[simplest(scores, tolerance, may)]
     return Evidence(found, settings, winner, task.judged, odd, score, tolerance)
 
 
@@ -275,6 +299,7 @@ def _new_clients(task: _Task, evidence: Evidence) -> dict[str, tuple[Tensor, Ten
     """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
     assert task.newcomers is not None
     problem = replace(task.problem, held=(task.problem.n_folds,))
+    rows = with_support(task.newcomers, task.few_shot, problem.n_folds, task.seed)
     out: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
     def program(state: None) -> Run:
@@ -283,5 +308,22 @@ def _new_clients(task: _Task, evidence: Evidence) -> dict[str, tuple[Tensor, Ten
             base = out["global"][0] if "global" in out else None
             out[name] = yield from on_newcomers(one, evidence.settings[name], problem, base)
 
-    InProcess(task.newcomers).run([program])
+    InProcess(rows).run([program])
     return out
+
+
+# -- without a target -------------------------------------------------------------------------------------------------
+def _densities(
+    task: _Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, told: Callable[[str], None]
+) -> tuple[Evidence, dict[str, tuple[Tensor, Tensor, Tensor]]]:
+    """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
+    found, fits = fit_densities(task.train, task.test, wanted, effort, task.problem.n_folds, task.seed, told)
+    evidence = _chosen(task, found, tolerance)
+    new = {}
+    if task.newcomers is not None:
+        support, query = support_and_query(task.newcomers, task.few_shot, task.seed)
+        for name in ("global", "mixture"):
+            if name in found:
+                fit = fits[name][evidence.settings[name]]
+                new[name] = density_newcomers(fit, support, query, own=name == "mixture")
+    return evidence, new

@@ -87,7 +87,7 @@ def on_newcomers(found: Found, setting: int, problem: Problem, base: Tensor | No
     if isinstance(fit, Clusters):
         got = yield judge_clusters_ask(_last(fit), problem)
     else:
-        got = yield judge_effects_ask(_last(fit), problem, found.name)
+        got = yield judge_effects_ask(_last(fit), problem, f"judged {found.name}")
     score, right, rows = judged_newcomers(got, problem, noise)
     return score[0], right[0], rows
 
@@ -124,26 +124,40 @@ def _start(fit: Clusters, j: int) -> Clusters:
 
 def local(problem: Problem, effort: Effort, base: Clusters) -> Run:
     """One model each.  -> Found"""
-    prior = ridge_prior(problem, _LOCAL_PENALTIES, len(problem.held), base.noise[:, 0])
-    return (yield from _judged("local", prior, problem, {"penalty": _LOCAL_PENALTIES}, learn=(), rounds=5, free=True))
+    prior = yield from _noisy(ridge_prior(problem, _LOCAL_PENALTIES, len(problem.held), base.noise[:, 0]), problem)
+    return (yield from _judged("local", prior, problem, {"penalty": _LOCAL_PENALTIES}, free=True))
+
+
+def _noisy(prior: Prior, problem: Problem) -> Run:
+    """Learn the noise around local models.  -> Prior"""
+    if not problem.is_regression:
+        return prior
+    return (yield from fit_effects(prior, problem=problem, kinds=(), rounds=5, tag="local", learn=False))
 
 
 def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Run:
-    """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found"""
-    prior = _around(problem, base, len(KINDS))
-    return (
-        yield from _judged("shrunk", prior, problem, {"prior": KINDS}, learn=KINDS, rounds=effort.rounds, keep=len(KINDS) - 1)
+    """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found
+
+    The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
+    """
+    simple = yield from fit_effects(
+        _around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
     )
+    free = yield from fit_effects(
+        _one(simple, 2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds // 2, tag="shrunk"
+    )
+    every = Prior(*(torch.cat([a, b], 1) for a, b in zip(vars(simple).values(), vars(free).values(), strict=True)))
+    return (yield from _judged("shrunk", every, problem, {"prior": KINDS}, keep=len(KINDS) - 1))
 
 
 def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Run:
     """Models around a common one, in a subspace of few dimensions.  -> Found"""
     ranks = tuple(range(1, most + 1))
-    learn: tuple[Kind, ...] = ("full",) * most
-    prior = low_rank(free, base.bend, ranks)
-    return (
-        yield from _judged("representation", prior, problem, {"rank": ranks}, learn=learn, rounds=effort.rounds // 2)
+    kinds: tuple[Kind, ...] = ("full",) * most
+    prior = yield from fit_effects(
+        low_rank(free, base.bend, ranks), problem=problem, kinds=kinds, rounds=effort.rounds // 2, tag="representation"
     )
+    return (yield from _judged("representation", prior, problem, {"rank": ranks}))
 
 
 def _around(problem: Problem, base: Clusters, n: int) -> Prior:
@@ -154,18 +168,13 @@ def _around(problem: Problem, base: Clusters, n: int) -> Prior:
 
 
 def _judged(
-    name: str, prior: Prior, problem: Problem, values: dict[str, Any], *, learn: tuple[Kind, ...], rounds: int,
-    keep: int | None = None, free: bool = False,
-) -> Run:  # fmt: skip
-    """Learn a prior with each setting, and judge it.  -> Found"""
-    fit: Prior = yield from fit_effects(
-        prior, problem=problem, kinds=learn, rounds=rounds if learn or problem.is_regression else 0, tag=name,
-        learn=bool(learn),
-    )  # fmt: skip
-    got = yield judge_effects_ask(fit, problem, name, keep=keep)
+    name: str, prior: Prior, problem: Problem, values: dict[str, Any], *, keep: int | None = None, free: bool = False
+) -> Run:
+    """Judge a prior with each setting.  -> Found"""
+    got = yield judge_effects_ask(prior, problem, f"judged {name}", keep=keep)
     ((key, each),) = values.items()
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
-    return Found(name, settings, judged_rows(got, problem), tuple(_one(fit, j) for j in range(len(each))), free)
+    return Found(name, settings, judged_rows(got, problem), tuple(_one(prior, j) for j in range(len(each))), free)
 
 
 def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int) -> Run:
@@ -193,7 +202,8 @@ def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalt
 def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Run:
     """Components that every client has, in its own proportions.  -> Found
 
-    Scores are those of the model for all [1, M], and what the components' slopes bring beyond a mixture of noises.
+    Scores are those of the model for all [1, M], and what the components bring beyond a model of the noise. Components whose
+    mean predicts worse than the model for all stand for noise, not for structure, and may not be chosen.
     """
     fits, scores, rights, tests, test_rights = [], [], [], [], []
     sizes = tuple(range(2, effort.max_components + 1))
@@ -217,7 +227,9 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
         test_rights.append(right[:, v] / n[:, v])
     every = [torch.stack(each) for each in (scores, rights, tests, test_rights)]
     judged = Judged(*every, plain.rows, plain.test_rows, plain.noise[:1].expand(len(sizes)))
-    return Found("mixture", tuple({"n_components": r} for r in sizes), judged, tuple(fits))
+    eligible = [bool((right - plain.right[0]).nanmean() <= 0) for right in rights]
+    settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
+    return Found("mixture", settings, judged, tuple(fits), eligible=tuple(eligible))
 
 
 def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Run:
@@ -242,13 +254,15 @@ def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort
     fit: Clusters = yield from fit_global(problem, _COMMON_PENALTIES[-2:-1], effort.steps)
     if structure == "local":
         prior = ridge_prior(problem, (float(setting["penalty"]),), len(problem.held), fit.noise[:, 0])
-        if not problem.is_regression:
-            return prior
-        return (yield from fit_effects(prior, problem=problem, kinds=(), rounds=5, tag=structure, learn=False))
+        return (yield from _noisy(prior, problem))
     kind = next(kind for kind in KINDS if kind == setting.get("prior", "full"))
+    first = kind if kind != "full" else "diagonal"
     prior = yield from fit_effects(
-        _around(problem, fit, 1), problem=problem, kinds=(kind,), rounds=effort.rounds, tag="shrunk"
+        _around(problem, fit, 1), problem=problem, kinds=(first,), rounds=effort.rounds, tag="simple"
     )
+    if kind == "full":
+        half = effort.rounds // 2
+        prior = yield from fit_effects(prior, problem=problem, kinds=(kind,), rounds=half, tag="shrunk")
     if structure == "shrunk":
         return prior
     prior = low_rank(prior, fit.bend, (int(setting["rank"]),))

@@ -55,7 +55,7 @@ class Evidence:
 
 
 def summarised(
-    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, new: New, place: Tensor
+    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, new: New, place: Tensor | None
 ) -> Comparison:
     """Put the result together."""
     names, scores = clients.names, [evidence.counted(evidence.score(name)) for name in evidence.found]
@@ -68,7 +68,7 @@ def summarised(
     return Comparison(
         task=clients.schema.task,
         target=clients.schema.target,
-        metric="rmse" if problem.is_regression else "accuracy",
+        metric={"regression": "rmse", "classification": "accuracy", "none": "log density"}[clients.schema.task],
         chosen=evidence.chosen,
         structures=tuple(parts.structure(name, good[name]) for name in evidence.found),
         names=names,
@@ -79,7 +79,9 @@ def summarised(
         outlier_score=evidence.outlier_score.numpy(),
         worse_off=names_where(names, gain < 0),
         gain=gain.numpy(),
-        grouping=_grouping(clients, problem, scaling, evidence, place) if "clusters" in evidence.found else None,
+        grouping=_grouping(clients, problem, scaling, evidence, place)
+        if place is not None and "clusters" in evidence.found
+        else None,
         seconds=0.0,
         seed=0,
         settings={},
@@ -112,15 +114,20 @@ class _Parts:
         new = self._new(name)
         mine = evidence.counted(evidence.score(name))
         return Structure(
-            name, found.settings[j] if name != "global" else {}, _label(name, found.settings[j]), score, error,
+            name, self._setting(name), _label(name, self._setting(name)), score, error,
             *mean_and_error(metric), *mean_test,
             mean_and_error(test_score)[0] if tested else None, overall, r2, *new,
             None if name == "global" else difference(mine, evidence.counted(base)),
             None if name == evidence.chosen else difference(mine, chosen),
             None if name == "global" or not tested else difference(evidence.counted(test_score), base_test),
             good, self._trials(found), evidence.score(name).numpy(), test_metric.numpy(), test_score.numpy(),
-            self._models(name), _advice(name, found.settings[j]),
+            self._models(name), _advice(name, self._setting(name)),
         )  # fmt: skip
+
+    def _setting(self, name: str) -> Setting:
+        """The chosen setting; the penalty of one model for all is nothing to tell."""
+        setting = self.evidence.found[name].settings[self.evidence.settings[name]]
+        return {} if name == "global" and "penalty" in setting else setting
 
     def _metric(self, right: Tensor) -> Tensor:
         """RMSE in the target's units, or accuracy."""
@@ -154,6 +161,8 @@ class _Parts:
 
     def _models(self, name: str) -> np.ndarray | None:
         """Models in the data's own units, intercept last.  [K, D + 1], or [K, classes, D + 1]"""
+        if self.clients.schema.task == "none":
+            return None
         fit = self.evidence.found[name].fits[self.evidence.settings[name]]
         if isinstance(fit, Clusters):
             return _own_units(fit.theta[-1, 0], self.problem, self.scaling)
@@ -173,6 +182,8 @@ def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
 
 def _label(name: str, setting: Setting) -> str:
     """A setting in words."""
+    if "n_components" in setting and name != "mixture":
+        return f"one mixture {'for all' if name == 'global' else 'each'}, {setting['n_components']} components"
     if name in ("global", "local"):
         return {"global": "one model for all", "local": "one model each"}[name]
     ((_, value),) = setting.items()
@@ -184,6 +195,9 @@ def _label(name: str, setting: Setting) -> str:
 
 def _advice(name: str, setting: Setting) -> FitAdvice:
     """How `coterie fit` fits it."""
+    if "n_components" in setting and name != "mixture":
+        alone: float | str = "common" if name == "global" else 0.0
+        return FitAdvice("mixture", {"mixture.n_components": setting["n_components"], "mixture.c_lambda": alone})
     if name == "global":
         return FitAdvice("fedavg", {})
     if name == "clusters":
