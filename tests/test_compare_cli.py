@@ -75,7 +75,7 @@ def test_gaps_and_words_are_read_as_fit_reads_them(tmp_path: Path) -> None:
     path = tmp_path / "wards.csv"
     pc.write_csv(pa.table({"the ward": names, "kind": ward, "x": gaps, "y": y}), path)
     words = ("compare", path, "--client", "the ward", "--target", "y", "--quick", "--out", tmp_path / "a")
-    sentence, hint = refused(*words)
+    sentence, _ = refused(*words)
     assert sentence.startswith("column 'x' has 18 missing values")
     assert not (tmp_path / "a").exists()
     done = coterie(*words, "--missing", "mean")

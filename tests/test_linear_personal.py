@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.linear_model import Ridge
 
 import coterie as package
 from command import coterie, refused
@@ -31,25 +30,18 @@ def heads(n_clients: int = 40, rows: int = 12, rank: int = 1, *, classes: bool =
 
 
 def test_local_models_are_ridge_regressions() -> None:
-    data = planted(4, 15)
-    model = package.Local(penalty=3.0, standardise=False).fit(data.x, data.y, data.groups)
-    for name in data.names:
-        mine = data.rows_of(name)
-        x, y = data.x[mine] - data.x.mean(0), data.y[mine] - data.y.mean()
-        noise = _noise(model, name)
-        ridge = Ridge(alpha=3.0 * noise).fit(x, y / model.scaling_.y_scale.item())
-        found = _weights(model, name)
-        # the intercept's prior is wide but not flat, and the noise is estimated: a thousandth is left
-        np.testing.assert_allclose(found, ridge.coef_, rtol=0.02, atol=1e-3)
-
-
-def _weights(model: package.Local, name: str) -> np.ndarray:
-    at = model.client_names_.tolist().index(name)
-    return np.asarray(model.personal_.own[at, :-1])
-
-
-def _noise(model: package.Local, name: str) -> float:
-    return float(model.personal_.fit.prior.noise[-1, 0])  # type: ignore[union-attr]
+    data, penalty = planted(4, 15), 3.0
+    model = package.Local(penalty=penalty).fit(data.x, data.y, data.groups)
+    scaling = model.scaling_
+    x_all, y_all = (data.x - scaling.mean.numpy()) / scaling.scale.numpy(), scaling.target(torch.from_numpy(data.y))
+    for name, theta in zip(model.client_names_.tolist(), model.personal_.own.numpy(), strict=True):
+        mine, w = data.rows_of(name), theta[:-1]
+        x = x_all[mine]
+        residual = y_all.numpy()[mine] - x @ w - theta[-1]
+        pull = x.T @ residual  # where ridge regression ends, this is alpha w
+        alpha = (pull @ w) / (w @ w)
+        np.testing.assert_allclose(pull, alpha * w, rtol=1e-6)
+        assert 0.3 < alpha / penalty / residual.var() < 3  # alpha is the penalty times the noise, which is estimated
 
 
 def test_shrunk_models_beat_both_ends_where_clients_differ_by_degrees() -> None:
