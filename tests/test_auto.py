@@ -19,7 +19,7 @@ from planted import planted
 from report_page import section, words
 
 ASKED = ("--client", "site", "--target", "y", "--method", "auto")
-DATA = planted(16, 30)
+DATA = planted(20, 40, classes=True, noise=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_run_says_why(run: Path) -> None:
 
 
 def test_predict_and_assign_work(run: Path, tmp_path: Path) -> None:
-    new = planted(4, 10, seed=5, prefix="new-").write(tmp_path / "new.csv")
+    new = planted(4, 10, classes=True, seed=5, prefix="new-").write(tmp_path / "new.csv")
     assert len(coterie("predict", run, new).out.splitlines()) == 1 + 40
     assert len(coterie("assign", run, new).out.splitlines()) == 1 + 4
 
