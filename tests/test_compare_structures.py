@@ -218,13 +218,14 @@ def test_em_finds_how_much_clients_differ() -> None:
         torch.ones(F, 2, dtype=torch.float64),
     )  # fmt: skip
     found, _ = answered(
-        rows, problem, lambda: fit_effects(start, problem=problem, kinds=("intercept", "full"), rounds=60, tag="x")
+        rows, problem, lambda: fit_effects(start, problem=problem, kinds=("intercept", "full"), rounds=20, tag="x")
     )
     for j in (0, 1):
         spread = (found.root[-1, j] @ found.root[-1, j].T).numpy()
-        # standard errors: a variance of 0.25 from 400 clients has 0.018, noise of 0.09 from 4,000 rows 0.002
+        # a variance of 0.25 from 400 clients has a standard error of 0.018; a common noise that clients' own ones are
+        # drawn to is a tenth too small if these are in truth all alike
         np.testing.assert_allclose(spread[3, 3], 0.25, atol=0.06)
-        np.testing.assert_allclose(float(found.noise[-1, j]), 0.09, atol=0.012)
+        np.testing.assert_allclose(float(found.noise[-1, j]), 0.09, atol=0.015)
         assert abs(spread[:3, :3]).max() < 0.01
 
 
@@ -341,7 +342,7 @@ def test_noise_that_is_wider_at_some_rows_is_no_mixture() -> None:
 # -- nobody trains on what judges -------------------------------------------------------------------------------------
 def everything(rows: Ragged, problem: Problem) -> list[Tensor]:
     """What all structures are in every fit: the first axis of each tensor."""
-    effort = Effort(rounds=4, steps=4, starts=2, max_components=2)
+    effort = Effort(rounds=4, mixture_rounds=4, steps=4, starts=2, max_components=2)
 
     def program() -> Any:
         common = yield from common_model(problem, effort)
@@ -349,8 +350,9 @@ def everything(rows: Ragged, problem: Problem) -> list[Tensor]:
         own = yield from shrunk(problem, effort, base)
         low = yield from representation(problem, effort, base, own.fits[-1], 2)
         grown = yield from grow(base, problem, penalty=1e-3, starts=2, rounds=4, seed=0)
-        fits = [base.theta, base.noise, low.fits[1].root, low.fits[1].mean, grown.theta, own.fits[-1].root]
+        fits = [base.theta, low.fits[1].root, low.fits[1].mean, grown.theta, own.fits[-1].root]
         if problem.is_regression:
+            fits += [base.noise, grown.noise]
             within = yield from mixture(problem, effort, base, common.judged, 0)
             fits += [within.fits[0].mixed.theta, within.fits[0].shape.width, within.fits[0].shape.centre]
         return fits
@@ -367,7 +369,7 @@ def test_folds_do_not_train_on_what_they_judge() -> None:
         assert isinstance(rows.y, Tensor)
         assert isinstance(rows.x, Tensor)
         judged = rows.x[:, -1] == 1
-        spoilt = Ragged(rows.layout, rows.x, torch.where(judged, 1 - rows.y if n_classes else 9.0, rows.y))
+        spoilt = Ragged(rows.layout, rows.x, torch.where(judged, 1 if n_classes else 9.0, rows.y))
         for left, right in zip(everything(rows, problem), everything(spoilt, problem), strict=True):
             torch.testing.assert_close(left[1], right[1])
             assert not torch.allclose(left[0], right[0])

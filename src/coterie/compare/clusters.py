@@ -29,6 +29,7 @@ __all__ = [
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
+_FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
 _STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
 
 
@@ -106,6 +107,8 @@ def fit_clusters(
         pull = penalty * got["rows"][..., None]  # [F, J, K, P]
         a = got["hessian"] + torch.diag_embed(pull + 1e-9 * (1 + got["rows"][..., None]))
         step = torch.linalg.solve(a, got["gradient"] + pull * before)
+        if not problem.is_regression:
+            step = step.clamp(-_FAR, _FAR)
         bend = got["bend"][:, 0] / got["n"][..., None].clamp(min=1)
         common = got["there"] / got["precision"] if problem.is_regression else state.noise
         state = Clusters(before - step, common, got["objective"], bend)

@@ -4,8 +4,8 @@
 Client i has the model w_i = m + B v_i with v_i ~ N(0, I), so its models vary by B B^T around m. With a wide B that nobody
 learns these are local ridge regressions; with B learnt from all clients, models shrunk towards the common one, in every
 direction as far as clients differ there; with a B of few columns, linear representations with heads v_i. m and B are found by
-EM (Laird and Ware, 1982; for classification with a normal approximation at every client's mode): clients answer with sums
-of v_i and of v_i v_i^T, and keep v_i. For regression every client has a noise variance of its own, drawn to a common one.
+EM (Laird and Ware, 1982; for classification with a normal approximation at every client's mode): clients answer with products
+like v_i v_i^T, of which the sum is taken, and keep v_i. For regression every client has a noise variance of its own, drawn to a common one.
 """
 
 from collections.abc import Generator
@@ -28,7 +28,9 @@ Kind = Literal["intercept", "same", "diagonal", "full"]
 
 OWN = "own model"  # under this name clients keep a model of their own
 _NOISE_STEPS = 3  # of a client's own noise, which depends on its model, which depends on the noise
+_CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
 _HALVINGS = 4
+_LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
 _FLAT = 100.0  # variance of what is free, in a local model: intercepts
 
 
@@ -91,30 +93,47 @@ def fit_effects(
         Whether m and B are learnt; else only the common noise.
     """
     for round_ in range(rounds):
+        centre = learn and round_ % _CENTRE_EVERY == 0
         fold: dict[str, Fold] = {"count": Sum(), "precision": Sum()}
         if learn:
-            fold |= {"first": Sum(), "second": Sum()}
-        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=6 if round_ == 0 else 1)
+            fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
+        if centre:
+            fold |= {name: Sum() for name in ("slope", "information")}
+        got = yield _ask(
+            expect_effects, prior, problem, tag, fold, steps=6 if round_ == 0 else 1, centre=centre
+        )
         if got is None or got.n == 0:
             continue
         count = got["count"].clamp(min=1)  # [F, 1]
         if problem.is_regression:
             prior = replace(prior, noise=count / got["precision"])
         if learn:
-            prior = _maximised(prior, got["first"], got["second"], count, problem, kinds)
+            prior = _maximised(prior, got, count, problem, kinds)
         yield Save(prior)
     return prior
 
 
-def _maximised(
-    prior: Prior, first: Tensor, second: Tensor, count: Tensor, problem: Problem, kinds: tuple[Kind, ...]
-) -> Prior:
-    """The M-step: new mean, and a new root of the covariance that the kind admits."""
-    centre = first / count[..., None]  # [F, J, R]
-    spread = second / count[..., None, None] - centre[..., None] * centre[..., None, :]
-    mean = prior.mean + torch.einsum("fjpr,fjr->fjp", prior.root, centre)
-    root = [_root(prior.root[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
+def _maximised(prior: Prior, got: Replies, count: Tensor, problem: Problem, kinds: tuple[Kind, ...]) -> Prior:
+    """The M-step: a new root of the covariance that the kind admits, and a new mean.
+
+    Columns of B are stretched on the way, as far as the rows want it (PX-EM: Liu, Rubin, Wu, Biometrika 1998), and the mean is
+    that of generalised least squares, v_i integrated out. Without that, variances that begin too small or too large, and means
+    in directions in which clients do not differ, would take hundreds of rounds.
+    """
+    stretch = _solved(got["stiffness"], got["stretch"]).clamp(-_LEAST_STRETCH, _MOST_STRETCH)
+    wide, spread = prior.root * (1 + stretch)[:, :, None], got["second"] / count[..., None, None]
+    root = [_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
+    mean = prior.mean
+    if "information" in got.values:
+        mean = mean - _solved(got["information"], got["slope"])
     return replace(prior, mean=mean, root=torch.stack(root, 1))
+
+
+def _solved(a: Tensor, b: Tensor) -> Tensor:
+    """Solve, with a trace of ridge where nothing is known.  [..., N, N], [..., N] -> [..., N]"""
+    floor = 1e-6 * a.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=1e-6)[..., None, None]
+    found: Tensor = torch.linalg.solve(a + floor * torch.eye(a.shape[-1], dtype=a.dtype), b)
+    return found
 
 
 def _root(root: Tensor, spread: Tensor, kind: Kind, problem: Problem) -> Tensor:
@@ -154,11 +173,12 @@ def fresh_model(problem: Problem) -> Tensors:
 
 
 def _ask(
-    step: Any, prior: Prior, problem: Problem, tag: str, fold: dict[str, Any], steps: int, keep: int | None = None
-) -> Ask:
+    step: Any, prior: Prior, problem: Problem, tag: str, fold: dict[str, Any], *, steps: int, keep: int | None = None,
+    centre: bool = False,
+) -> Ask:  # fmt: skip
     shared = {
         "problem": problem, "mean": prior.mean, "root": prior.root, "noise": prior.noise, "tag": tag, "steps": steps,
-        "keep": keep,
+        "keep": keep, "centre": centre,
     }  # fmt: skip
     shape = prior.root.shape
     nothing = torch.zeros(shape[0], shape[1], shape[3], dtype=torch.float64)
@@ -175,13 +195,29 @@ def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data
     found = _effects(shared, private, at)
     there = (at.n > 0).to(torch.float64)  # [F, 1, C]: who has no training rows would only repeat the prior
     outer = found.v[..., None] * found.v[..., None, :] + found.covariance
+    bend = found.bend / found.noise[..., None, None]
+    pull = found.v.square() - torch.einsum("fjcrs,fjcsr->fjcr", bend, found.covariance)  # at the mode the slope is -v
     reply = {
         "count": there,
-        "precision": there / found.noise,
-        "first": there[..., None] * found.v,
+        "precision": there / found.next_noise,
         "second": there[..., None, None] * outer,
+        "stretch": there[..., None] * pull,
+        "stiffness": there[..., None, None] * bend * outer,
     }
+    if shared["centre"]:
+        reply |= _about_mean(shared, at, found, there)
     return _by_client(reply), {**private, **_kept(shared, found)}
+
+
+def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Tensor) -> Tensors:
+    """Slope and curvature of minus the log-likelihood in m, v_i integrated out: H - H B (B^T H B + I)^-1 B^T H."""
+    root = shared["root"][0]
+    _, gradient, hessian = at.quadratic(_models(shared, found.v))
+    scaled = hessian / found.noise[..., None, None]  # [F, J, C, P, P]
+    seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
+    known = scaled - seen @ found.covariance @ seen.transpose(-2, -1)
+    slope = gradient / found.noise[..., None]
+    return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
 def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -200,7 +236,9 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
 class _Effects:
     v: Tensor  # [F, J, C, R] mode
     covariance: Tensor  # [F, J, C, R, R]
-    noise: Tensor  # [F, J, C]
+    bend: Tensor  # [F, J, C, R, R] B^T H B
+    noise: Tensor  # [F, J, C] that mode and covariance rest on
+    next_noise: Tensor  # [F, J, C] that follows from them
 
 
 def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
@@ -208,14 +246,15 @@ def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     regression, steps, tag = shared["problem"].is_regression, shared["steps"], shared["tag"]
     common = shared["noise"][0][..., None]  # [F, J, 1]
     before = private[f"{tag} noise"][0].permute(1, 2, 0)  # [F, J, C]
-    noise = torch.where(before > 0, before, common)
+    next_noise = torch.where(before > 0, before, common)
     v = private[f"{tag} effects"][0].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
     for _ in range(min(steps, _NOISE_STEPS) if regression else 1):
+        noise = next_noise
         v, covariance, bend = _mode(shared, at, v, noise, 1 if regression else steps)
         if regression:
             unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", bend, covariance)
-            noise = noise_level(at.loss(_models(shared, v)) + unsure, at.n, common)
-    return _Effects(v, covariance, noise)
+            next_noise = noise_level(at.loss(_models(shared, v)) + unsure, at.n, common)
+    return _Effects(v, covariance, bend, noise, next_noise)
 
 
 def _mode(
@@ -265,7 +304,7 @@ def _models(shared: dict[str, Any], v: Tensor) -> Tensor:
 
 def _kept(shared: dict[str, Any], found: _Effects) -> Tensors:
     tag = shared["tag"]
-    return {f"{tag} effects": found.v.permute(2, 0, 1, 3)[None], f"{tag} noise": found.noise.permute(2, 0, 1)[None]}
+    return {f"{tag} effects": found.v.permute(2, 0, 1, 3)[None], f"{tag} noise": found.next_noise.permute(2, 0, 1)[None]}
 
 
 def _by_client(reply: Tensors) -> Tensors:

@@ -43,8 +43,8 @@ Tell = Callable[[str, int, int], None]
 
 MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
-_CLASSES = Effort(rounds=20, steps=10, starts=2)  # every round of classification looks at all rows
-_QUICK = Effort(rounds=20, steps=10, starts=2, max_clusters=4, max_rank=4, max_components=2)
+_CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
+_QUICK = Effort(rounds=8, mixture_rounds=20, steps=10, starts=2, max_clusters=4, max_rank=4, max_components=2)
 
 
 def compare(

@@ -29,7 +29,7 @@ Run = Generator[Ask | Save, Replies | None, Any]
 
 KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
 _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
-_LOCAL_PENALTIES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+_LOCAL_PENALTIES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
 
 
@@ -37,7 +37,8 @@ _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins wit
 class Effort:
     """How long structures are worked on."""
 
-    rounds: int = 40  # of EM
+    rounds: int = 16  # of EM, for models around a common one
+    mixture_rounds: int = 40
     steps: int = 20  # of Newton's method and of clustering
     starts: int = 5  # of every further cluster, and of mixtures
     max_clusters: int = 8
@@ -144,7 +145,7 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Run:
         _around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
     )
     free = yield from fit_effects(
-        _one(simple, 2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds // 2, tag="shrunk"
+        _one(simple, 2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk"
     )
     every = Prior(*(torch.cat([a, b], 1) for a, b in zip(vars(simple).values(), vars(free).values(), strict=True)))
     return (yield from _judged("shrunk", every, problem, {"prior": KINDS}, keep=len(KINDS) - 1))
@@ -210,10 +211,10 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
     for n_components in sizes:
         mixed: Mixed = yield from fit_mixed(
             base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=n_components, starts=effort.starts,
-            rounds=effort.rounds, seed=seed,
+            rounds=effort.mixture_rounds, seed=seed,
         )  # fmt: skip
         shape: Shape = yield from fit_shape(
-            base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=n_components, rounds=effort.rounds
+            base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=n_components, rounds=effort.mixture_rounds
         )
         got = yield judge_mixed_ask(mixed, problem)
         noise = yield judge_shape_ask(shape, problem)
@@ -261,8 +262,7 @@ def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort
         _around(problem, fit, 1), problem=problem, kinds=(first,), rounds=effort.rounds, tag="simple"
     )
     if kind == "full":
-        half = effort.rounds // 2
-        prior = yield from fit_effects(prior, problem=problem, kinds=(kind,), rounds=half, tag="shrunk")
+        prior = yield from fit_effects(prior, problem=problem, kinds=(kind,), rounds=effort.rounds, tag="shrunk")
     if structure == "shrunk":
         return prior
     prior = low_rank(prior, fit.bend, (int(setting["rank"]),))
