@@ -7,7 +7,7 @@ of their own, as FedGrEM does.
 
 A mixture also gains where noise is merely not normal, or wider at some rows than at others. What a model of the noise brings,
 around one model for all, is therefore fitted as well, to be taken off: its variance is log-linear in the features, and
-what is left of its shape is a mixture (`Shape`).
+what is left of its shape is a mixture (`Shape`). As for all structures, noise is as wide as a client's own rows say.
 """
 
 from collections.abc import Generator
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.compare.problem import Problem
+from coterie.compare.problem import NOISE_ROWS, Problem
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
 __all__ = [
@@ -52,6 +52,7 @@ class Shape:
     """Noise around one model for all, in each of F fits: scaled by the square root of exp(<x, width>), a mixture."""
 
     theta: Tensor  # [F, P] the model
+    spread: Tensor  # [F] variance of the noise, were it normal and alike everywhere
     width: Tensor  # [F, P]
     centre: Tensor  # [F, R]
     weights: Tensor  # [F, R]
@@ -134,7 +135,7 @@ def fit_shape(base: Tensor, spread: Tensor, problem: Problem, *, n_components: i
     equal = torch.full_like(steps, 1.0 / n_components)
     width = torch.zeros_like(base)
     width[:, -1] = spread.log()
-    state = Shape(base, width, steps, equal, torch.ones_like(steps))
+    state = Shape(base, spread, width, steps, equal, torch.ones_like(steps))
     for _ in range(_WIDTH_STEPS):
         fold = {"slope": Sum(), "information": Sum()}
         got = yield Ask(widen_noise, {"problem": problem, **vars(state)}, fold, scratch=6 * len(base))
@@ -162,9 +163,9 @@ def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
 
 
 def judge_shape_ask(found: Shape, problem: Problem) -> Ask:
-    """Ask clients how likely held-out rows are."""
-    shared = {"problem": problem, **vars(found)}
-    return Ask(judge_shape, shared, {"loss": Stack()}, scratch=6 * found.weights.numel())
+    """Ask clients how likely held-out rows are, with the noise's shape and with plain normal noise."""
+    shared, fold = {"problem": problem, **vars(found)}, {"loss": Stack(), "plain": Stack()}
+    return Ask(judge_shape, shared, fold, scratch=6 * found.weights.numel())
 
 
 def _scratch(state: Mixed, problem: Problem) -> int:
@@ -214,31 +215,51 @@ def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
 
 
 def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Find the client's proportions in its training rows, and judge the mixture by the held-out ones."""
+    """Find the client's proportions and noise in its training rows, and judge the mixture by the held-out ones."""
     train, held = _masks(shared["problem"], data)
-    density, common = _density(shared, data), shared["weights"][0][:, :, None]
-    weights = common.expand(-1, -1, len(data.n), -1)
-    for _ in range(_WEIGHT_STEPS):
-        gamma = (weights[..., None, :].log() + density).softmax(-1) * train[:, None, ..., None]
-        weights = _proportions(gamma.sum(3), common)
-    likelihood = (weights[..., None, :].log() + density).logsumexp(-1)
+    residual, common = _residuals(shared, data), shared["weights"][0][:, :, None]
+    noise = shared["noise"][0][:, :, None, None]
+    loss, weights = _settled(residual, noise, common, train[:, None], held[:, None], own=True)
     z = _rows(data)
     expected = torch.einsum("fjcp,cnp->fjcn", torch.einsum("fjcr,fjrp->fjcp", weights, shared["theta"][0]), z[..., :-1])
     squares = (expected - z[..., -1]).square()
-    reply = {
-        "loss": -(likelihood * held[:, None]).sum(-1),
-        "right": (squares * held[:, None]).sum(-1),
-        "rows": held.sum(-1)[:, None],
-    }
+    reply = {"loss": loss, "right": (squares * held[:, None]).sum(-1), "rows": held.sum(-1)[:, None]}
     return {field: value.movedim(2, 0)[None] for field, value in reply.items()}, {}
 
 
 def judge_shape(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Minus the log-likelihood of held-out rows.  -> [1, C, F]"""
-    _, held = _masks(shared["problem"], data)
-    _, density = _noise_density(shared, data)
-    likelihood = (shared["weights"][0][:, None, None].log() + density).logsumexp(-1)
-    return {"loss": -(likelihood * held).sum(-1).T[None]}, {}
+    """Minus the log-likelihood of held-out rows, with the noise's shape and with normal noise.  -> [1, C, F] each"""
+    train, held = _masks(shared["problem"], data)
+    scaled, log_variance = _scaled_residuals(shared, data)
+    centre, noise = shared["centre"][0][:, None, None], shared["noise"][0][:, None, None]
+    common = shared["weights"][0][:, None]
+    loss, _ = _settled(scaled[..., None] - centre, noise, common, train, held, own=False)
+    loss = loss + 0.5 * (log_variance * held).sum(-1)
+    width = shared["spread"][0][:, None, None, None]
+    residual = (scaled * (0.5 * log_variance).exp())[..., None]
+    plain, _ = _settled(residual, width, torch.ones_like(common[..., :1]), train, held, own=False)
+    return {"loss": loss.T[None], "plain": plain.T[None]}, {}
+
+
+def _settled(
+    residual: Tensor, noise: Tensor, common: Tensor, train: Tensor, held: Tensor, *, own: bool
+) -> tuple[Tensor, Tensor]:
+    """Minus the log-likelihood of held-out rows, once the client knows how wide its noise is, and its proportions if `own`.
+
+    residual [..., C, N, R], noise and common [..., 1, 1, R], [..., 1, R], masks [..., C, N] -> [..., C], weights [..., C, R]
+    """
+    weights = common.expand(*residual.shape[:-2], -1)
+    wide = torch.ones_like(residual[..., 0, 0])  # [..., C] factor on all variances
+    n = train.sum(-1)
+    for _ in range(_WEIGHT_STEPS):
+        density = _normal(residual, noise * wide[..., None, None])
+        gamma = (weights[..., None, :].log() + density).softmax(-1) * train[..., None]
+        if own:
+            weights = _proportions(gamma.sum(-2), common)
+        wide = (NOISE_ROWS + (gamma * residual.square() / noise).sum((-2, -1))) / (NOISE_ROWS + n)
+    density = _normal(residual, noise * wide[..., None, None])
+    likelihood = (weights[..., None, :].log() + density).logsumexp(-1)
+    return -(likelihood * held).sum(-1), weights
 
 
 def _proportions(rows: Tensor, common: Tensor) -> Tensor:
@@ -266,9 +287,14 @@ def _masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
 
 def _density(shared: dict[str, Any], data: Block) -> Tensor:
     """Log density of every row under every component.  [F, J, C, N, R]"""
-    z, theta, noise = _rows(data), shared["theta"][0], shared["noise"][0][:, :, None, None]
+    return _normal(_residuals(shared, data), shared["noise"][0][:, :, None, None])
+
+
+def _residuals(shared: dict[str, Any], data: Block) -> Tensor:
+    """Of every row under every component.  [F, J, C, N, R]"""
+    z, theta = _rows(data), shared["theta"][0]
     outputs = (z[..., :-1].flatten(0, 1) @ theta.flatten(0, 2).T).view(*z.shape[:2], *theta.shape[:3])
-    return _normal((z[..., -1, None, None, None] - outputs).permute(2, 3, 0, 1, 4), noise)
+    return (z[..., -1, None, None, None] - outputs).permute(2, 3, 0, 1, 4)
 
 
 def _noise_density(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:

@@ -305,8 +305,7 @@ def _new_clients(task: _Task, evidence: Evidence) -> dict[str, tuple[Tensor, Ten
     def program(state: None) -> Run:
         yield from begin(problem)
         for name, one in evidence.found.items():
-            base = out["global"][0] if "global" in out else None
-            out[name] = yield from on_newcomers(one, evidence.settings[name], problem, base)
+            out[name] = yield from on_newcomers(one, evidence.settings[name], problem)
 
     InProcess(rows).run([program])
     return out

@@ -72,19 +72,15 @@ class Found:
     margin: Tensor | None = None  # [J, M]
 
 
-def on_newcomers(found: Found, setting: int, problem: Problem, base: Tensor | None) -> Run:
-    """Judge the last fit by new clients.  -> scores [M], squared errors or shares of rows predicted right [M], rows [M]
-
-    base [M] are the scores of the model for all, which a mixture's are relative to.
-    """
+def on_newcomers(found: Found, setting: int, problem: Problem) -> Run:
+    """Judge the last fit by new clients.  -> scores [M], squared errors or shares of rows predicted right [M], rows [M]"""
     fit, noise = found.fits[setting], found.judged.noise[setting : setting + 1]
     if isinstance(fit, Within):
         last, shape = (_last(part) for part in (fit.mixed, fit.shape))
         got = yield judge_mixed_ask(last, problem)
-        plain = yield judge_shape_ask(shape, problem)
-        assert base is not None
+        noise_only = yield judge_shape_ask(shape, problem)
         rows = got["rows"][:, -1, 0]
-        return base + (plain["loss"][:, -1] - got["loss"][:, -1, 0]) / rows, got["right"][:, -1, 0] / rows, rows
+        return _beyond_noise(got, noise_only)[:, -1] / rows, got["right"][:, -1, 0] / rows, rows
     if isinstance(fit, Clusters):
         got = yield judge_clusters_ask(_last(fit), problem)
     else:
@@ -203,8 +199,8 @@ def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalt
 def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Run:
     """Components that every client has, in its own proportions.  -> Found
 
-    Scores are those of the model for all [1, M], and what the components bring beyond a model of the noise. Components whose
-    mean predicts worse than the model for all stand for noise, not for structure, and may not be chosen.
+    Components whose mean predicts worse than the model for all, which is judged in `plain` [1, M], stand for noise, not for
+    structure, and may not be chosen.
     """
     fits, scores, rights, tests, test_rights = [], [], [], [], []
     sizes = tuple(range(2, effort.max_components + 1))
@@ -218,19 +214,27 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
         )
         got = yield judge_mixed_ask(mixed, problem)
         noise = yield judge_shape_ask(shape, problem)
-        loss, right, n = (got[field][:, :, 0] for field in ("loss", "right", "rows"))  # [M, F]
+        right, n = (got[field][:, :, 0] for field in ("right", "rows"))  # [M, F]
         v = problem.n_folds
-        gain, rows = noise["loss"] - loss, n[:, :v].sum(1)
+        value, rows = _beyond_noise(got, noise), n[:, :v].sum(1)
         fits.append(Within(mixed, shape))
-        scores.append(plain.score[0] + gain[:, :v].sum(1) / rows)
+        scores.append(value[:, :v].sum(1) / rows)
         rights.append(right[:, :v].sum(1) / rows)
-        tests.append(plain.test_score[0] + gain[:, v] / n[:, v])
+        tests.append(value[:, v] / n[:, v])
         test_rights.append(right[:, v] / n[:, v])
     every = [torch.stack(each) for each in (scores, rights, tests, test_rights)]
     judged = Judged(*every, plain.rows, plain.test_rows, plain.noise[:1].expand(len(sizes)))
     eligible = [bool((right - plain.right[0]).nanmean() <= 0) for right in rights]
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
     return Found("mixture", settings, judged, tuple(fits), eligible=tuple(eligible))
+
+
+def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
+    """Log-likelihoods under a mixture, without what a model of the noise alone would bring over normal noise.  [M, F]"""
+    shape = (noise["plain"] - noise["loss"]).sum(0)  # of all clients: what their noise has in common
+    rows = got["rows"][:, :, 0]
+    value: Tensor = -got["loss"][:, :, 0] - shape.clamp(min=0) * rows / rows.sum(0).clamp(min=1)
+    return value
 
 
 def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Run:
