@@ -81,6 +81,18 @@ def test_doubts_name_clients() -> None:
     assert doubts[3] == found.notes[0]
 
 
+def test_new_clients_that_speak_against_the_choice_are_told() -> None:
+    found = changed(comparison(), "clusters", new_metric=2.0)
+    assert any(text.endswith("one model for all serves them better.") for text in answer(found).evidence)
+    assert not any("serves them better" in text for text in answer(comparison()).evidence)
+
+
+def test_without_a_target_mixtures_are_spoken_of() -> None:
+    said = answer(replace(comparison("local"), task="none", metric="log density"))
+    assert said.headline.startswith("Local mixtures are enough")
+    assert "one model for all" not in " ".join(said.evidence)
+
+
 def test_nobody_is_worse_off_with_what_everybody_has() -> None:
     assert not any("Worse than one model" in text for text in answer(comparison("global")).doubts)
 

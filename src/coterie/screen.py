@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from coterie.baselines import Score
 from coterie.compare.result import Comparison, Structure
-from coterie.compare.words import answer, metric_name, plus_minus
+from coterie.compare.words import answer, metric_name, one_for_all, plus_minus
 from coterie.data.check import Findings
 from coterie.engines.in_process import Round
 from coterie.fitting import Fitted, Watch
@@ -108,9 +108,8 @@ def show_comparison(found: Comparison, fit: str | None) -> None:
     said = answer(found)
     for text in (said.headline, *said.evidence):
         out.print(text)
-    out.print(
-        f"{metric_name(found.metric)}, mean over clients ± standard error; gain over one model for all in nats per row"
-    )
+    what = f"{metric_name(found.metric)}, mean over clients ± standard error"
+    out.print(f"{what}; gain over {one_for_all(found)} in nats per row")
     out.print(_comparison_table(found), soft_wrap=False)
     for text in said.doubts:
         out.print(f"note: {text}")

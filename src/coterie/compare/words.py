@@ -11,7 +11,7 @@ from coterie.compare.result import Comparison, Difference, FitAdvice, Structure
 from coterie.config import DataOptions
 from coterie.report.numbers import count, fixed
 
-__all__ = ["Answer", "answer", "fit_command", "interval", "metric_name", "plus_minus"]
+__all__ = ["Answer", "answer", "fit_command", "interval", "metric_name", "one_for_all", "plus_minus"]
 
 _NAMED = 5  # clients that are named in a sentence
 _STABLE, _UNSTABLE = 0.8, 0.5  # adjusted Rand indices
@@ -41,7 +41,7 @@ def answer(found: Comparison) -> Answer:
 
 # -- what was chosen --------------------------------------------------------------------------------------------------
 def _headline(found: Comparison, chosen: Structure) -> str:
-    model = "mixture" if found.task == "none" else "model"
+    model = _noun(found)
     said = {
         "global": f"One {model} for all is enough: nothing that was tried serves clients clearly better.",
         "local": f"Local {model}s are enough: clients gain nothing by learning from each other.",
@@ -61,25 +61,43 @@ def _headline(found: Comparison, chosen: Structure) -> str:
 
 def _against_one_model(found: Comparison, chosen: Structure) -> list[str]:
     """What the choice brings over one model for all, in the score that chose and in the metric that people read."""
-    everybody = found["global"]
     if chosen.versus_global is None:
         return _nothing_better(found)
-    out = [f"Against one model for all, {_difference(chosen.versus_global)}."]
+    out = [f"Against {one_for_all(found)}, {_difference(chosen.versus_global)}."]
+    everybody, metric = found["global"], found.metric
     if chosen.test_metric is not None and everybody.test_metric is not None:
-        ours, theirs = (plus_minus(found.metric, s.test_metric, s.test_stderr) for s in (chosen, everybody))
+        ours, theirs = (plus_minus(metric, s.test_metric, s.test_stderr) for s in (chosen, everybody))
         out.append(
-            f"On test rows, which chose nothing, {metric_name(found.metric)} is {ours}, against {theirs} with one model "
-            f"for all (means over clients){_better_for(found, chosen, everybody)}."
+            f"On test rows, which chose nothing, {metric_name(metric)} is {ours}, against {theirs} with "
+            f"{one_for_all(found)} (means over clients){_better_for(found, chosen, everybody)}."
         )
         tested = chosen.test_versus_global
         if tested is not None and not tested.clear and chosen.versus_global.clear:
             out.append(f"These test rows alone would not show it: there {_difference(tested)}.")
-    if chosen.new_metric is not None and everybody.new_metric is not None:
-        ours, theirs = (plus_minus(found.metric, s.new_metric, s.new_stderr) for s in (chosen, everybody))
-        few = found.settings.get("few_shot")
-        after = "" if few is None else f" after {_number(few, 'labelled row')} each" if found.task != "none" else ""
-        out.append(f"For clients that were not there in training it is {ours}{after}, against {theirs}.")
-    return out
+    return [*out, *_for_new_clients(found, chosen, everybody)]
+
+
+def _for_new_clients(found: Comparison, chosen: Structure, everybody: Structure) -> list[str]:
+    """How clients fare that were not there; also when that speaks against the choice."""
+    if chosen.new_metric is None or everybody.new_metric is None:
+        return []
+    ours, theirs = (plus_minus(found.metric, s.new_metric, s.new_stderr) for s in (chosen, everybody))
+    few = found.settings.get("few_shot")
+    after = f" after {_number(few, 'row')} each" if few is not None else ""
+    worse = (
+        chosen.new_metric > everybody.new_metric if found.metric == "rmse" else chosen.new_metric < everybody.new_metric
+    )
+    serves = f": {one_for_all(found)} serves them better" if worse else ""
+    return [f"For clients that were not there in training it is {ours}{after}, against {theirs}{serves}."]
+
+
+def one_for_all(found: Comparison) -> str:
+    """What all structures are compared with."""
+    return f"one {_noun(found)} for all"
+
+
+def _noun(found: Comparison) -> str:
+    return "mixture" if found.task == "none" else "model"
 
 
 def _nothing_better(found: Comparison) -> list[str]:
@@ -132,7 +150,7 @@ def _groups(found: Comparison, chosen: Structure) -> list[str]:
         read = "most clients come together again, some change sides"
     else:
         read = "the models help, but who is in which group is mostly chance: do not read much into it"
-    return [f"The groups have {sizes} clients; over folds and restarts {read} (adjusted Rand {groups.stability:.2f})."]
+    return [f"The groups have {sizes} clients; from fold to fold {read} (adjusted Rand {groups.stability:.2f})."]
 
 
 # -- what to know -----------------------------------------------------------------------------------------------------
@@ -141,7 +159,7 @@ def _worse(found: Comparison) -> list[str]:
         return []
     judged = int(found.judged.sum())
     return [
-        f"Worse than one model for all, by their own held-out rows, which are few: {len(found.worse_off)} of "
+        f"Worse than {one_for_all(found)}, by their own held-out rows: {len(found.worse_off)} of "
         f"{_number(judged, 'client')} ({_some(found.worse_off)})."
     ]
 

@@ -68,6 +68,8 @@ def _read(folder: Path, name: str | None) -> Run:
     data = {**said.get("data", {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
     results = {"n_clusters": len(groups.get("sizes") or []), "profiles": _profiles(groups)}
     clients = _as_in_runs(read_table(folder / "clients.parquet"), str(said["chosen"]))
+    if said.get("task") == "none":
+        said["method"] = "mixture"  # that is what the page speaks of
     return Run(name or folder.resolve().name, {**said, "data": data, "results": results}, {}, clients)
 
 
@@ -100,7 +102,7 @@ def _context(run: Run) -> dict[str, Any]:
         "facts": _facts(run),
         "head": _head(run),
         "rows": [_row(run, one) for one in rows],
-        "differences": _differences(rows),
+        "differences": _differences(rows, run.noun),
         "gains": _gains(run),
         "trials": [found for one in rows if (found := _trials(one)) is not None],
         "placing": [found for found in (figures.client_map(run), _agreement(run)) if found is not None],
@@ -129,7 +131,7 @@ def _facts(run: Run) -> list[Fact]:
 def _head(run: Run) -> list[str]:
     rows, name = run.info["rows"], run.metric.name
     where = "test rows" if rows[0].get("rows") == "test" else "cross-validated"
-    head = [f"{name}, {where}", "gain over one model for all", "95 % interval"]
+    head = [f"{name}, {where}", f"gain over one {run.noun} for all", "95 % interval"]
     return [*head, f"{name}, new clients"] if _any(rows, "new_metric") else head
 
 
@@ -163,13 +165,13 @@ def _error(metric: Metric, mean: float | None, stderr: float | None) -> str:
 
 
 # -- plots ------------------------------------------------------------------------------------------------------------
-def _differences(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+def _differences(rows: Sequence[Mapping[str, Any]], noun: str) -> Figure | None:
     """Draw what every structure brings over one model for all."""
     there = [one for one in rows if one.get("versus_global")]
     if not there:
         return None
     parts = {key: [float(one["versus_global"][key]) for one in there] for key in ("mean", "low", "high")}
-    title = "Gain over one model for all"
+    title = f"Gain over one {noun} for all"
     svg = intervals(
         [str(one["label"]) for one in there],
         parts["mean"],
@@ -192,7 +194,7 @@ def _gains(run: Run) -> Figure | None:
     order = there[np.argsort(-gain[there], kind="stable")]
     keep = order[evenly(len(order), MOST_MARKS)]
     names, decimals = run.clients["client"], decimals_for(gain[there].tolist())
-    title = "Gain over one model for all, client by client"
+    title = f"Gain over one {run.noun} for all, client by client"
     svg = signed_bars(
         gain[keep].tolist(),
         titles=[f"{names[i]}: {fixed(gain[i], decimals)}" for i in keep],
@@ -202,7 +204,7 @@ def _gains(run: Run) -> Figure | None:
         total=len(there),
     )
     better = count((gain[there] > 0).sum())
-    note = f"Better for {better} of {count(len(there))} clients by their own held-out rows, which may be few."
+    note = f"Better for {better} of {count(len(there))} clients by their own held-out rows."
     keys = [Key("better", "bar good"), Key("worse", "bar bad")]
     return figure(title, svg, keys, note + thinned(len(keep), len(there)))
 
