@@ -69,7 +69,9 @@ def test_noise_is_the_clients_own_and_drawn_to_the_harmonic_mean() -> None:
     half, n = tensor(2.0, 8.0, 100.0), tensor(8.0, 8.0, 8.0)
     noise, common = common_noise(half, n)
     for i in range(3):
-        assert float(noise[i]) == pytest.approx((NOISE_ROWS * float(common) + 2 * float(half[i])) / (NOISE_ROWS + 8), rel=1e-3)
+        assert float(noise[i]) == pytest.approx(
+            (NOISE_ROWS * float(common) + 2 * float(half[i])) / (NOISE_ROWS + 8), rel=1e-3
+        )
     assert float(common) == pytest.approx(3 / sum(1 / float(v) for v in noise), rel=1e-3)
     assert float(common) < float((2 * half / n).mean())  # the wild client hardly counts
 
@@ -78,7 +80,9 @@ def test_a_score_is_the_mean_log_density_of_held_out_rows_with_the_noise_of_the_
     problem = Problem(1, 0, 2, (0, 1, 2))
     half = torch.tensor([[[1.0], [3.0], [2.0]], [[2.0], [2.0], [1.0]]], dtype=torch.float64)  # [M, F, J]
     rows = torch.tensor([[[4.0], [4.0], [2.0]], [[4.0], [4.0], [1.0]]], dtype=torch.float64)
-    found = judged_rows(Replies({"loss": half, "right": 2 * half, "rows": rows}, torch.arange(2), torch.arange(0)), problem)
+    found = judged_rows(
+        Replies({"loss": half, "right": 2 * half, "rows": rows}, torch.arange(2), torch.arange(0)), problem
+    )
     zero, _ = common_noise(tensor(3.0, 2.0), tensor(4.0, 4.0))  # the noise for fold 0 comes from fold 1
     first, _ = common_noise(tensor(1.0, 2.0), tensor(4.0, 4.0))
     both, common = common_noise(tensor(4.0, 4.0), tensor(8.0, 8.0))

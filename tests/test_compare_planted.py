@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from command import coterie
 from torch import Tensor
 
+from command import coterie
 from coterie.data.planted import planted_structure
 from coterie.errors import ConfigError
 from coterie.studies import compare_planted as study
@@ -73,7 +73,9 @@ def test_what_cannot_be_planted_is_refused() -> None:
         study.run(study.Settings(cases=("two moons",)))
 
 
-SMALL = replace(study.Settings(), cases=("one group", "2 groups"), clients=12, rows=30, features=3, reps=2, quick=True, jobs=1)
+SMALL = replace(
+    study.Settings(), cases=("one group", "2 groups"), clients=12, rows=30, features=3, reps=2, quick=True, jobs=1
+)
 
 
 def test_a_small_study_counts_what_was_found() -> None:
@@ -93,7 +95,20 @@ def test_a_small_study_counts_what_was_found() -> None:
 
 
 def test_the_command_prints_one_document() -> None:
-    words = ["study", study.NAME, "--cases", "one group", "--clients", "8", "--rows", "20", "--features", "2", "--jobs", "1"]
+    words = [
+        "study",
+        study.NAME,
+        "--cases",
+        "one group",
+        "--clients",
+        "8",
+        "--rows",
+        "20",
+        "--features",
+        "2",
+        "--jobs",
+        "1",
+    ]
     said = coterie(*words, "--quick", "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)

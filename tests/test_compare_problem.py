@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import torch
-from helpers import federation, ragged
 from torch import Tensor
 
-from coterie.compare.problem import (
-    Curves,
-    Problem,
-    curves,
-    fold_by_fold,
-    keep_products,
-    support_and_query,
-    thinned,
-    with_folds,
-    with_support,
-)
+from coterie.compare.folds import fold_by_fold, support_and_query, thinned, with_folds, with_support
+from coterie.compare.problem import Curves, Problem, curves, keep_products
 from coterie.data.ragged import Ragged
+from helpers import federation, ragged
 
 V = 3
 HELD = tuple(range(V + 1))

@@ -14,7 +14,9 @@ from coterie.data.planted import planted_structure
 from coterie.errors import ConfigError, DataError
 
 
-def clients_of(truth: Any, size: int = 1, *, n_clients: int = 16, rows: int = 30, classes: bool = False, **more: Any) -> Clients:
+def clients_of(
+    truth: Any, size: int = 1, *, n_clients: int = 16, rows: int = 30, classes: bool = False, **more: Any
+) -> Clients:
     made = planted_structure(
         truth, size, n_clients=n_clients, rows=rows, n_features=3, noise=0.3, seed=more.pop("seed", 0),
         outliers=more.pop("outliers", 0.0),
@@ -136,7 +138,9 @@ def test_small_clients_take_part_and_are_not_judged() -> None:
     owner = big.train.names[big.train.owners]
     few = owner == "03"
     keep = ~few | (np.cumsum(few) <= 3)
-    clients = from_arrays(big.train.x[keep].numpy(), big.train.y[keep].numpy(), owner[keep], task="regression", test_size=0.0)
+    clients = from_arrays(
+        big.train.x[keep].numpy(), big.train.y[keep].numpy(), owner[keep], task="regression", test_size=0.0
+    )
     found = compare(clients, quick=True, structures=("local",))
     assert found.too_small == ("03",)
     assert np.isnan(found["global"].client_score[3])
@@ -193,8 +197,6 @@ def test_one_client_alone_is_refused() -> None:
 
 def test_watchers_are_told() -> None:
     told: list[tuple[str, int, int]] = []
-    compare(
-        clients_of("global", n_clients=6), quick=True, structures=("local",), watch=lambda *news: told.append(news)
-    )
+    compare(clients_of("global", n_clients=6), quick=True, structures=("local",), watch=lambda *news: told.append(news))
     assert told[0] == ("global", 0, 2)
     assert told[-1] == ("done", 2, 2)

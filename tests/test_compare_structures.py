@@ -8,9 +8,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from coterie.compare.clusters import ByLabel, Clusters, fit_clusters, fit_global, grow, judge_clusters_ask
-from coterie.compare.mixed import Mixed, fit_mixed, fit_shape, judge_mixed_ask, judge_shape_ask
+from coterie.compare.folds import with_folds
+from coterie.compare.mixed import Mixed, fit_mixed, judge_mixed_ask
 from coterie.compare.prior import OWN, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
-from coterie.compare.problem import NOISE_ROWS, Problem, with_folds
+from coterie.compare.problem import NOISE_ROWS, Problem
+from coterie.compare.shape import fit_shape, judge_shape_ask
 from coterie.compare.structures import Effort, begin, common_model, mixture, prior_for, representation, shrunk
 from coterie.data.planted import planted_structure
 from coterie.data.ragged import Ragged
@@ -41,9 +43,7 @@ def asking(ask: Ask) -> Callable[[], Any]:
 
 
 def planted(truth: Any, size: int = 1, *, seed: int = 0, n_clients: int = 12, rows: int = 20, **more: Any) -> Ragged:
-    made = planted_structure(
-        truth, size, n_clients=n_clients, rows=rows, n_features=3, noise=0.3, seed=seed, **more
-    )
+    made = planted_structure(truth, size, n_clients=n_clients, rows=rows, n_features=3, noise=0.3, seed=seed, **more)
     return with_folds(made, None, V, seed=0)
 
 

@@ -56,7 +56,7 @@ def simplest(scores: Tensor, tolerance: float = 0.0, eligible: Sequence[bool] = 
 
 
 def outlying(shared: Tensor, rows: Tensor) -> Tensor:
-    """Outlier score of every client: how far its score lies below the others', under whatever shared structure suits it best.
+    """Outlier score of every client: how far it lies below the others, under whatever shared structure suits it best.
 
     Parameters
     ----------

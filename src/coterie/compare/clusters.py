@@ -80,9 +80,7 @@ def fit_global(problem: Problem, penalties: tuple[float, ...], rounds: int) -> R
     return (yield from fit_clusters(start, torch.ones(shape, dtype=torch.float64), problem, penalties, rounds))
 
 
-def fit_clusters(
-    theta: Tensor, noise: Tensor, problem: Problem, penalties: tuple[float, ...], rounds: int
-) -> Run:
+def fit_clusters(theta: Tensor, noise: Tensor, problem: Problem, penalties: tuple[float, ...], rounds: int) -> Run:
     """Label clients and fit models in turn, until nothing moves.  -> Clusters
 
     Parameters
@@ -118,9 +116,7 @@ def fit_clusters(
     return state
 
 
-def grow(
-    found: Clusters, problem: Problem, *, penalty: float, starts: int, rounds: int, seed: int
-) -> Run:
+def grow(found: Clusters, problem: Problem, *, penalty: float, starts: int, rounds: int, seed: int) -> Run:
     """Make K + 1 clusters of K.  -> Clusters, with the best of the starts in every fit"""
     n_clusters = found.theta.shape[2]
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}

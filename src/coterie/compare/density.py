@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.serving import adopt_ask
-from coterie.compare.problem import fold_by_fold
+from coterie.compare.folds import fold_by_fold
 from coterie.compare.result import ORDER
 from coterie.compare.scores import Judged
 from coterie.compare.structures import Effort, Found

@@ -3,9 +3,10 @@
 
 Client i has the model w_i = m + B v_i with v_i ~ N(0, I), so its models vary by B B^T around m. With a wide B that nobody
 learns these are local ridge regressions; with B learnt from all clients, models shrunk towards the common one, in every
-direction as far as clients differ there; with a B of few columns, linear representations with heads v_i. m and B are found by
-EM (Laird and Ware, 1982; for classification with a normal approximation at every client's mode): clients answer with products
-like v_i v_i^T, of which the sum is taken, and keep v_i. For regression every client has a noise variance of its own, drawn to a common one.
+direction as far as clients differ there; with a B of few columns, linear representations with heads v_i. m and B are found
+by EM (Laird and Ware, 1982; for classification with a normal approximation at every client's mode): clients answer with
+products like v_i v_i^T, of which the sum is taken, and keep v_i. For regression every client has a noise variance of its
+own, drawn to a common one.
 """
 
 from collections.abc import Generator
@@ -48,7 +49,9 @@ def ridge_prior(problem: Problem, penalties: tuple[float, ...], n_fits: int, noi
     slopes = problem.slopes
     variance = torch.stack([slopes / l2 + (1 - slopes) * _FLAT for l2 in penalties])  # [J, P]
     root = torch.diag_embed(variance.sqrt()).expand(n_fits, -1, -1, -1)
-    return Prior(torch.zeros(n_fits, *variance.shape, dtype=torch.float64), root, noise[:, None].expand(-1, len(penalties)))
+    return Prior(
+        torch.zeros(n_fits, *variance.shape, dtype=torch.float64), root, noise[:, None].expand(-1, len(penalties))
+    )
 
 
 def low_rank(prior: Prior, bend: Tensor, ranks: tuple[int, ...]) -> Prior:
@@ -85,8 +88,8 @@ def fit_effects(
     prior : Prior
         Where to begin.
     kinds : tuple
-        What the covariance of each setting may be: of intercepts only, of weights that all vary alike ("same") and intercepts,
-        diagonal, full (within the columns of B).
+        What the covariance of each setting may be: of intercepts only, of weights that all vary alike ("same") and of
+        intercepts, diagonal, full (within the columns of B).
     tag : str
         Under which clients keep their v_i, so as not to begin anew every round.
     learn : bool
@@ -99,9 +102,7 @@ def fit_effects(
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
         if centre:
             fold |= {name: Sum() for name in ("slope", "information")}
-        got = yield _ask(
-            expect_effects, prior, problem, tag, fold, steps=6 if round_ == 0 else 1, centre=centre
-        )
+        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=6 if round_ == 0 else 1, centre=centre)
         if got is None or got.n == 0:
             continue
         count = got["count"].clamp(min=1)  # [F, 1]
@@ -116,9 +117,9 @@ def fit_effects(
 def _maximised(prior: Prior, got: Replies, count: Tensor, problem: Problem, kinds: tuple[Kind, ...]) -> Prior:
     """The M-step: a new root of the covariance that the kind admits, and a new mean.
 
-    Columns of B are stretched on the way, as far as the rows want it (PX-EM: Liu, Rubin, Wu, Biometrika 1998), and the mean is
-    that of generalised least squares, v_i integrated out. Without that, variances that begin too small or too large, and means
-    in directions in which clients do not differ, would take hundreds of rounds.
+    Columns of B are stretched on the way, as far as the rows want it (PX-EM: Liu, Rubin, Wu, Biometrika 1998), and the mean
+    is that of generalised least squares, v_i integrated out. Without that, variances that begin too small or too large, and
+    means in directions in which clients do not differ, would take hundreds of rounds.
     """
     stretch = _solved(got["stiffness"], got["stretch"]).clamp(-_LEAST_STRETCH, _MOST_STRETCH)
     wide, spread = prior.root * (1 + stretch)[:, :, None], got["second"] / count[..., None, None]
@@ -257,9 +258,7 @@ def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     return _Effects(v, covariance, bend, noise, next_noise)
 
 
-def _mode(
-    shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method for loss(m + B v) / noise + |v|^2 / 2.  -> mode, covariance there, B^T H B"""
     root = shared["root"][0]  # [F, J, P, R]
     one = torch.eye(v.shape[-1], dtype=v.dtype)
@@ -277,7 +276,7 @@ def _mode(
 
 
 def _bent(root: Tensor, hessian: Tensor) -> Tensor:
-    """B^T H B, which for a diagonal B needs no products of matrices.  [F, J, P, R], [F, J | 1, C, P, P] -> [F, J, C, R, R]"""
+    """B^T H B; a diagonal B needs no products of matrices.  [F, J, P, R], [F, J | 1, C, P, P] -> [F, J, C, R, R]"""
     if root.shape[-2] == root.shape[-1] and not bool(root.tril(-1).any()) and not bool(root.triu(1).any()):
         d = root.diagonal(dim1=-2, dim2=-1)[:, :, None]
         return d[..., None] * hessian * d[..., None, :]
@@ -304,7 +303,10 @@ def _models(shared: dict[str, Any], v: Tensor) -> Tensor:
 
 def _kept(shared: dict[str, Any], found: _Effects) -> Tensors:
     tag = shared["tag"]
-    return {f"{tag} effects": found.v.permute(2, 0, 1, 3)[None], f"{tag} noise": found.next_noise.permute(2, 0, 1)[None]}
+    return {
+        f"{tag} effects": found.v.permute(2, 0, 1, 3)[None],
+        f"{tag} noise": found.next_noise.permute(2, 0, 1)[None],
+    }
 
 
 def _by_client(reply: Tensors) -> Tensors:

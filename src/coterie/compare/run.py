@@ -3,18 +3,16 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.preparation import Scaling, learn_scaling
 from coterie.compare.choice import OUTLIER, outlying, simplest
 from coterie.compare.clusters import Clusters
-from coterie.compare.prior import Prior
 from coterie.compare.density import density_newcomers, fit_densities
-from coterie.compare.problem import Problem, support_and_query, thinned, with_folds, with_support
+from coterie.compare.folds import support_and_query, thinned, with_support
+from coterie.compare.prior import Prior
 from coterie.compare.result import ORDER, Comparison
 from coterie.compare.structures import (
     Effort,
@@ -31,10 +29,9 @@ from coterie.compare.structures import (
     shrunk,
 )
 from coterie.compare.summary import Evidence, summarised
+from coterie.compare.task import Task, checked
 from coterie.data.clients import Clients
-from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
-from coterie.errors import ConfigError, DataError
 from coterie.protocol import Save
 
 __all__ = ["Tell", "compare"]
@@ -63,8 +60,8 @@ def compare(
 ) -> Comparison:
     """Find out which structure clients have.
 
-    Every structure is fitted by cross-validation within clients, its settings and the structure itself are chosen by the mean
-    log-likelihood of held-out rows, and then measured on test rows and on new clients, which had no part in any choice.
+    Every structure is fitted by cross-validation within clients, its settings and the structure itself are chosen by the
+    mean log-likelihood of held-out rows, and then measured on test rows and new clients, which have no part in any choice.
 
     Parameters
     ----------
@@ -87,12 +84,12 @@ def compare(
         Told what is done, how much of it, and of how much.
     """
     began = time.perf_counter()
-    wanted = _checked(clients, structures, folds, few_shot)
+    wanted = checked(clients, structures, folds, few_shot)
     most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
     effort = replace(Effort() if clients.schema.task == "regression" else _CLASSES, **most)
     if quick:
         effort = replace(_QUICK, **{name: min(given, getattr(_QUICK, name)) for name, given in most.items()})
-    task = _Task.of(clients, folds, few_shot, seed)
+    task = Task.of(clients, folds, few_shot, seed)
     told = _teller(watch, wanted)
     if clients.schema.task == "none":
         evidence, new = _densities(task, wanted, effort, tolerance, told)
@@ -109,52 +106,6 @@ def compare(
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Rows with their folds, and what is fitted to them."""
-
-    problem: Problem
-    scaling: Scaling
-    train: Ragged  # scaled, as the others
-    test: Ragged | None
-    newcomers: Ragged | None
-    few_shot: int
-    seed: int
-
-    @classmethod
-    def of(cls, clients: Clients, folds: int, few_shot: int, seed: int) -> "_Task":
-        """Scale rows, by federated sums, and deal them to folds."""
-        schema, train = clients.schema, clients.train
-        program = partial(
-            learn_scaling, shape=train.shape, divide=True, real_target=schema.task == "regression", degree=1
-        )
-        scaling: Scaling = InProcess(train).run([program]).states[0]
-
-        def scaled(rows: Ragged | None) -> Ragged | None:
-            return None if rows is None else rows.changed(scaling.features, scaling.target).to(torch.float64)
-
-        ready = scaled(train)
-        assert ready is not None
-        n_classes = {"regression": 0, "classification": len(schema.classes), "none": 1}[schema.task]
-        problem = Problem(train.shape[0], n_classes, folds, tuple(range(folds + 1)))
-        return cls(problem, scaling, ready, scaled(clients.test), scaled(clients.newcomers), few_shot, seed)
-
-    @cached_property
-    def rows(self) -> Ragged:
-        """Training and test rows together, with their folds."""
-        return with_folds(self.train, self.test, self.problem.n_folds, self.seed)
-
-    @property
-    def judged(self) -> Tensor:
-        """[M] who has rows enough."""
-        return self.train.counts >= self.problem.n_folds
-
-    @property
-    def n_clients(self) -> int:
-        """M."""
-        return self.train.n_clients
-
-
 def _teller(watch: Tell | None, wanted: tuple[str, ...]) -> Callable[[str], None]:
     """Count what is begun."""
     begun: list[str] = []
@@ -167,32 +118,9 @@ def _teller(watch: Tell | None, wanted: tuple[str, ...]) -> Callable[[str], None
     return told
 
 
-def _checked(clients: Clients, structures: Sequence[str] | None, folds: int, few_shot: int) -> tuple[str, ...]:
-    """Refuse what cannot work; which structures are compared."""
-    wanted = ORDER if structures is None else tuple(structures)
-    for name in wanted:
-        if name not in ORDER:
-            raise ConfigError(f"there is no structure '{name}'", f"choose among {', '.join(ORDER)}")
-    if folds < 2:
-        raise ConfigError(f"folds is {folds}", "cross-validation needs at least 2 folds")
-    if few_shot < 1:
-        raise ConfigError(f"few_shot is {few_shot}", "a new client shows at least 1 row")
-    if len(clients.train.shape) != 1:
-        raise DataError(f"rows of shape {clients.train.shape} cannot be compared", "flatten the rows")
-    if clients.n_clients < 2:
-        raise DataError("there is only one client, so there is nothing to compare", "check the client column")
-    enough = int((clients.train.counts >= folds).sum())
-    if enough < 2:
-        raise DataError(
-            f"{enough} of {clients.n_clients} clients have {folds} training rows, and cross-validation needs 2 such clients",
-            "lower folds, or hold out fewer rows",
-        )
-    return tuple(name for name in ORDER if name in wanted or name == "global")
-
-
 # -- fitting ----------------------------------------------------------------------------------------------------------
 def _fitted(
-    task: _Task, wanted: tuple[str, ...], effort: Effort, told: Callable[[str], None]
+    task: Task, wanted: tuple[str, ...], effort: Effort, told: Callable[[str], None]
 ) -> tuple[dict[str, Found], Tensor]:
     """Fit and judge all structures."""
     found: dict[str, Found] = {}
@@ -231,9 +159,7 @@ def _free(found: Found) -> Prior:
     return last
 
 
-def _structure(
-    name: str, task: _Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float
-) -> Run:
+def _structure(name: str, task: Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float) -> Run:
     """Fit and judge one structure.  -> Found, or None where clients or features are too few"""
     problem, m = task.problem, task.n_clients
     if name == "local":
@@ -247,7 +173,7 @@ def _structure(
     return (yield from clusters(problem, effort, base, most, penalty, max(2, -(-m // 30)), task.seed))
 
 
-def _mixture(task: _Task, effort: Effort, common: Found) -> Found:
+def _mixture(task: Task, effort: Effort, common: Found) -> Found:
     """Mixtures within clients, with at most so many rows of each."""
     base, _ = _base(common, task.judged)
     best = int(common.judged.score[:, task.judged].mean(1).argmax())
@@ -265,7 +191,7 @@ def _mixture(task: _Task, effort: Effort, common: Found) -> Found:
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------
-def _chosen(task: _Task, found: dict[str, Found], tolerance: float) -> Evidence:
+def _chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     """Choose settings, find outliers, choose settings without them, and then the structure."""
     nobody = torch.zeros_like(task.judged)
     settings = {name: _setting(one, task.judged, tolerance) for name, one in found.items()}
@@ -295,7 +221,7 @@ def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
 
 
 # -- new clients ------------------------------------------------------------------------------------------------------
-def _new_clients(task: _Task, evidence: Evidence) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+def _new_clients(task: Task, evidence: Evidence) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
     assert task.newcomers is not None
     problem = replace(task.problem, held=(task.problem.n_folds,))
@@ -313,7 +239,7 @@ def _new_clients(task: _Task, evidence: Evidence) -> dict[str, tuple[Tensor, Ten
 
 # -- without a target -------------------------------------------------------------------------------------------------
 def _densities(
-    task: _Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, told: Callable[[str], None]
+    task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, told: Callable[[str], None]
 ) -> tuple[Evidence, dict[str, tuple[Tensor, Tensor, Tensor]]]:
     """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
     found, fits = fit_densities(task.train, task.test, wanted, effort, task.problem.n_folds, task.seed, told)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log scores of clients, from what they say about their held-out rows.
 
-For regression clients say sums of squared errors. Noise is normal, with a variance for every client: it is what the errors in
-its other folds show, drawn to a common variance where these are few. All structures are judged by that rule, so that none
-gains by its noise; and a client that no model serves has a wide noise, and does not outweigh the others.
+For regression clients say sums of squared errors. Noise is normal, with a variance for every client: it is what the errors
+in its other folds show, drawn to a common variance where these are few. All structures are judged by that rule, so that
+none gains by its noise; and a client that no model serves has a wide noise, and does not outweigh the others.
 """
 
 import math
@@ -43,7 +43,13 @@ def judged_rows(got: Replies, problem: Problem) -> Judged:
         value, common = _with_noise(loss, n, v)
     rows, test_rows = n[:v, 0].sum(0), n[v, 0]
     return Judged(
-        value[:v].sum(0) / rows, right[:v].sum(0) / rows, value[v] / test_rows, right[v] / test_rows, rows, test_rows, common
+        value[:v].sum(0) / rows,
+        right[:v].sum(0) / rows,
+        value[v] / test_rows,
+        right[v] / test_rows,
+        rows,
+        test_rows,
+        common,
     )
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from coterie.compare.clusters import Clusters, fit_global, grow, judge_clusters_ask
-from coterie.compare.mixed import Mixed, Shape, fit_mixed, fit_shape, judge_mixed_ask, judge_shape_ask
+from coterie.compare.mixed import Mixed, fit_mixed, judge_mixed_ask
 from coterie.compare.prior import Kind, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
 from coterie.compare.problem import Problem, keep_products
 from coterie.compare.result import Setting
 from coterie.compare.scores import Judged, judged_newcomers, judged_rows
+from coterie.compare.shape import Shape, fit_shape, judge_shape_ask
 from coterie.protocol import Ask, Replies, Save, Sum
 
 __all__ = [
@@ -140,9 +141,7 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Run:
     simple = yield from fit_effects(
         _around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
     )
-    free = yield from fit_effects(
-        _one(simple, 2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk"
-    )
+    free = yield from fit_effects(_one(simple, 2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk")
     every = Prior(*(torch.cat([a, b], 1) for a, b in zip(vars(simple).values(), vars(free).values(), strict=True)))
     return (yield from _judged("shrunk", every, problem, {"prior": KINDS}, keep=len(KINDS) - 1))
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients whose structure is planted: one group, several, low-rank heads, a common model with deviations, independent models,
-mixtures within clients, and groups with outlier clients.
+"""Clients whose structure is planted: groups, low-rank heads, deviations from a common model, and others.
 
 Every client has rows x ~ N(0, I) and y = <x, w> + b + noise. Models have unit length on average, so that the signal's
 deviation is 1 and `noise` is relative to it.

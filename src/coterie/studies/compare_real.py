@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which structure do the clients of ten real data sets have? One table: how every structure does, and what was chosen.
 
-Columns that give the target away, or only number rows, are left out, and the heart data's five degrees become sick or healthy.
+Columns that give the target away, or only number rows, are left out; four of the heart data's five degrees are sick.
 """
 
 import time
@@ -158,7 +158,7 @@ def _columns(names: Sequence[str]) -> list[Column]:
 
 
 CAPTION = (
-    "Mean over clients of RMSE or accuracy on test rows. behind: what the chosen structure is worse than the best one there;\n"
+    "Mean over clients of RMSE or accuracy on test rows. behind: by how much the chosen structure is worse than the best;\n"
     "se: standard error of the best one's mean. new: on held-out clients, with 5 labelled rows each."
 )
 COLUMNS = [
