@@ -9,25 +9,23 @@ tried in lockstep, and what fits the training rows best goes on. Own models are 
 For regression a client's noise is its own, so that a client which no model serves does not draw one to it.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.compare.prior import OWN, fresh_model
-from coterie.compare.problem import NOISE_ROWS, Curves, Problem, curves, noise_level
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
+from coterie.compare.problem import NOISE_ROWS, Curves, Problem, Run, curves, noise_level
+from coterie.protocol import Ask, Block, Fold, Save, Stack, Sum, Tensors
 
 __all__ = [
     "ByLabel", "Clusters", "cluster_step", "fit_clusters", "fit_global", "grow", "judge_clusters", "judge_clusters_ask",
     "own_model", "regret",
 ]  # fmt: skip
-
-Run = Generator[Ask | Save, Replies | None, Any]
 
 _FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
 _STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
@@ -93,7 +91,7 @@ def fit_clusters(theta: Tensor, noise: Tensor, problem: Problem, penalties: tupl
     penalty = torch.tensor(penalties, dtype=torch.float64)[:, None, None] * problem.slopes  # [J | 1, 1, P]
     state = Clusters(theta, noise, noise, torch.zeros(0, dtype=torch.float64))
     for _ in range(rounds):
-        fold = {"hessian": ByLabel("share"), "gradient": ByLabel("share"), "rows": ByLabel("share")}
+        fold: dict[str, Fold] = {"hessian": ByLabel("share"), "gradient": ByLabel("share"), "rows": ByLabel("share")}
         fold |= {name: Sum() for name in ("objective", "precision", "there", "bend", "n")}
         got = yield Ask(
             cluster_step, {"problem": problem, "theta": state.theta, "noise": state.noise}, fold, fresh=problem.fresh,
@@ -125,12 +123,12 @@ def grow(found: Clusters, problem: Problem, *, penalty: float, starts: int, roun
     if got is None or got.n == 0:
         return found
     picks = _drawn(got["regret"], starts, keys.generator(seed, n_clusters, "growth"))  # [F, J] places in got.ids
-    named, place = picks.unique(return_inverse=True)
-    own = yield Ask(own_model, {}, {"theta": Stack()}, to=got.ids[named], **kept)
+    named, place = np.unique(picks.numpy(), return_inverse=True)
+    own = yield Ask(own_model, {}, {"theta": Stack()}, to=got.ids[torch.from_numpy(named)], **kept)
     if own is None or own.n < len(named):
         return found
     fits = torch.arange(len(picks))[:, None]
-    further = own["theta"][place, fits]  # [F, J, P]
+    further = own["theta"][torch.from_numpy(place).view(picks.shape), fits]  # [F, J, P]
     base = found.theta.expand(-1, picks.shape[1], -1, -1)
     begin = torch.cat([base, further[:, :, None]], 2)
     noise = found.noise.expand(-1, picks.shape[1])
@@ -228,7 +226,8 @@ def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data
 
 def _losses(at: Curves, theta: Tensor) -> Tensor:
     """Of every model; one that diverged loses infinitely.  [F, J, K, P] -> [F, J, K, C]"""
-    every = at.loss(theta.flatten(1, 2)[:, :, None]).unflatten(1, theta.shape[1:3])
+    every = at.loss(theta.flatten(1, 2)[:, :, None])
+    every = every.view(*theta.shape[:3], every.shape[-1])
     return every.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 

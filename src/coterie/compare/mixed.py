@@ -6,7 +6,6 @@ that are flat at first, advance in lockstep; then the likeliest goes on. Clients
 mixtures of their own, as FedGrEM does. As for all structures, noise is as wide as a client's own rows say.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.compare.problem import NOISE_ROWS, Problem
+from coterie.compare.problem import NOISE_ROWS, Problem, Run
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
 __all__ = [
@@ -30,8 +29,6 @@ __all__ = [
     "settled",
     "shares",
 ]
-
-Run = Generator[Ask | Save, Replies | None, Any]
 
 _COLD = 0.1  # densities begin with this power
 _TRIAL = 0.35  # share of the rounds in which all starts advance
@@ -142,7 +139,7 @@ def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     gamma = (shared["power"][0] * joint).softmax(-1) * train[:, None, ..., None]
     pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
     flat = gamma.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [C, F J R, N]
-    moments = torch.bmm(flat, pairs).unflatten(1, (*gamma.shape[:2], gamma.shape[-1]))
+    moments = torch.bmm(flat, pairs).view(len(flat), *gamma.shape[:2], gamma.shape[-1], -1)
     rows = gamma.sum(3)
     reply = {
         "moments": moments,
@@ -219,7 +216,8 @@ def _residuals(shared: dict[str, Any], data: Block) -> Tensor:
     """Of every row under every component.  [F, J, C, N, R]"""
     z, theta = rows_of(data), shared["theta"][0]
     outputs = (z[..., :-1].flatten(0, 1) @ theta.flatten(0, 2).T).view(*z.shape[:2], *theta.shape[:3])
-    return (z[..., -1, None, None, None] - outputs).permute(2, 3, 0, 1, 4)
+    residual: Tensor = z[..., -1, None, None, None] - outputs
+    return residual.permute(2, 3, 0, 1, 4)
 
 
 def normal(residual: Tensor, noise: Tensor) -> Tensor:

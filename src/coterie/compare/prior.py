@@ -9,14 +9,13 @@ products like v_i v_i^T, of which the sum is taken, and keep v_i. For regression
 own, drawn to a common one.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from coterie.compare.problem import Curves, Problem, curves, noise_level
+from coterie.compare.problem import Curves, Problem, Run, curves, noise_level
 from coterie.protocol import Ask, Block, Fold, Replies, Save, Stack, Sum, Tensors
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "ridge_prior",
 ]  # fmt: skip
 
-Run = Generator[Ask | Save, Replies | None, Any]
 Kind = Literal["intercept", "same", "diagonal", "full"]
 
 OWN = "own model"  # under this name clients keep a model of their own
@@ -141,7 +139,8 @@ def _root(root: Tensor, spread: Tensor, kind: Kind, problem: Problem) -> Tensor:
     """B of B S B^T, for one setting.  [F, P, R], [F, R, R] -> [F, P, R]"""
     if kind == "full":
         values, vectors = torch.linalg.eigh(spread)  # the symmetric root: what clients keep stays near where it was
-        return root @ (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.transpose(-2, -1)
+        own: Tensor = root @ (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.transpose(-2, -1)
+        return own
     variance = torch.einsum("fpr,frs,fps->fp", root, spread, root).clamp(min=0)
     slopes = problem.slopes
     if kind == "intercept":

@@ -9,15 +9,18 @@ Models are linear: regression, log odds (two classes) or one output for every cl
 are all that is needed of the rows; clients form them once and keep them as private state.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from coterie.protocol import Block, Tensors
+from coterie.protocol import Ask, Block, Replies, Save, Tensors
 
-__all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "keep_products", "noise_level"]
+__all__ = ["NOISE_ROWS", "Curves", "Problem", "Run", "answered", "curves", "keep_products", "noise_level"]
+
+Run = Generator[Ask | Save, Replies | None, Any]
 
 NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
 
@@ -77,6 +80,13 @@ class Problem:
     def scratch(self) -> int:
         """Numbers that a pass over the rows holds for each row and fit."""
         return 2 if self.is_regression else len(self.held) * (3 * max(self.n_classes, 2) + self.n_outputs**2)
+
+
+def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
+    """Ask, where there is no going on without answers."""
+    got = yield ask
+    assert got is not None
+    return got
 
 
 class Curves(Protocol):
@@ -172,14 +182,15 @@ class _LogOdds:
         d, e = torch.triu_indices(size, size)
         pairs = self.data.once("pairs of features", lambda: self.x[..., d] * self.x[..., e])
         flat = bend.permute(2, 0, 1, 4, 3).flatten(1, 3) @ pairs  # [C, F J O.., D..]
-        packed = flat.unflatten(1, (*p.shape[:2], -1)).movedim(0, 2)  # [F, J, C, O.., D..]
+        packed = flat.view(len(flat), *p.shape[:2], len(o), len(d)).movedim(0, 2)  # [F, J, C, O.., D..]
         half = packed.new_empty(*packed.shape[:-1], size, size)
         half[..., d, e] = packed
         half[..., e, d] = packed
         full = half.new_empty(*half.shape[:3], outputs, size, outputs, size)
         full[..., o, :, q, :] = half.movedim(3, 0)
         full[..., q, :, o, :] = half.movedim(3, 0)
-        return full.flatten(-2).flatten(-3, -2)
+        out: Tensor = full.flatten(-2).flatten(-3, -2)
+        return out
 
     def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         log_p = self._log_p(theta)
@@ -188,7 +199,7 @@ class _LogOdds:
 
     def _log_p(self, theta: Tensor) -> Tensor:
         """Log probability of every class.  [F, J, C | 1, P] -> [F, J, C, N, K]"""
-        weights = theta.unflatten(-1, (self.problem.n_outputs, -1)).expand(-1, -1, len(self.x), -1, -1)
+        weights = theta.reshape(*theta.shape[:-1], self.problem.n_outputs, -1).expand(-1, -1, len(self.x), -1, -1)
         scores = torch.einsum("cnd,fjcod->fjcno", self.x, weights)
         if self.problem.n_outputs == 1:
             scores = torch.cat([torch.zeros_like(scores), scores], -1)

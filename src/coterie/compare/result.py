@@ -83,6 +83,9 @@ class Structure:
     client_test_score: np.ndarray  # [M]
     models: np.ndarray | None  # [K, D + 1] in original units, intercept last
     fit: FitAdvice
+    test_metric_versus_global: Difference | None = None  # in the metric's units: of errors, below 0 is better
+    new_versus_global: Difference | None = None  # likewise, on held-out clients
+    client_new_metric: np.ndarray | None = None  # [N] of held-out clients
 
 
 @dataclass(frozen=True, eq=False)

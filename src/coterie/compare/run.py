@@ -177,14 +177,10 @@ def _mixture(task: Task, effort: Effort, common: Found) -> Found:
     """Mixtures within clients, with at most so many rows of each."""
     base, _ = _base(common, task.judged)
     best = int(common.judged.score[:, task.judged].mean(1).argmax())
-    at, judged = slice(best, best + 1), common.judged
-    plain = replace(
-        judged, score=judged.score[at], right=judged.right[at], test_score=judged.test_score[at], noise=judged.noise[at]
-    )
     rows = thinned(task.rows, MIXTURE_ROWS, task.seed)
 
     def program(state: None) -> Run:
-        return (yield from mixture(task.problem, effort, base, plain, task.seed))
+        return (yield from mixture(task.problem, effort, base, common.judged.at(best), task.seed))
 
     found: Found = InProcess(rows).run([program]).states[0]
     return found
@@ -244,7 +240,7 @@ def _densities(
     """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
     found, fits = fit_densities(task.train, task.test, wanted, effort, task.problem.n_folds, task.seed, told)
     evidence = _chosen(task, found, tolerance)
-    new = {}
+    new: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     if task.newcomers is not None:
         support, query = support_and_query(task.newcomers, task.few_shot, task.seed)
         for name in ("global", "mixture"):

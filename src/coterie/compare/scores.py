@@ -7,6 +7,7 @@ none gains by its noise; and a client that no model serves has a wide noise, and
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from coterie.compare.problem import Problem, noise_level
 from coterie.protocol import Replies
 
-__all__ = ["Judged", "common_noise", "judged_newcomers", "judged_rows", "normal_score"]
+__all__ = ["Judged", "common_noise", "joined", "judged_newcomers", "judged_rows", "normal_score"]
 
 _TINY = 1e-12
 
@@ -31,6 +32,23 @@ class Judged:
     rows: Tensor  # [M] judged in cross-validation
     test_rows: Tensor  # [M]
     noise: Tensor  # [J] common noise variance
+
+    def at(self, setting: int) -> "Judged":
+        """One setting alone."""
+        some = slice(setting, setting + 1)
+        return Judged(
+            self.score[some], self.right[some], self.test_score[some], self.test_right[some], self.rows, self.test_rows,
+            self.noise[some],
+        )  # fmt: skip
+
+
+def joined(every: Sequence[Judged]) -> Judged:
+    """Settings that were judged one after the other."""
+    score, right, test_score, test_right, noise = (
+        torch.cat([getattr(one, name) for one in every])
+        for name in ("score", "right", "test_score", "test_right", "noise")
+    )
+    return Judged(score, right, test_score, test_right, every[0].rows, every[0].test_rows, noise)
 
 
 def judged_rows(got: Replies, problem: Problem) -> Judged:

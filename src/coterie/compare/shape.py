@@ -6,7 +6,6 @@ structure, and so is taken off: here the noise's variance is log-linear in the f
 mixture of normal laws.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +13,10 @@ import torch
 from torch import Tensor
 
 from coterie.compare.mixed import LEAST, masks, normal, rows_of, settled, shares
-from coterie.compare.problem import Problem
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
+from coterie.compare.problem import Problem, Run
+from coterie.protocol import Ask, Block, Save, Stack, Sum, Tensors
 
 __all__ = ["Shape", "expect_noise", "fit_shape", "judge_shape", "judge_shape_ask", "widen_noise"]
-
-Run = Generator[Ask | Save, Replies | None, Any]
 
 _FAR = 25.0  # squared residuals, in units of the variance, that count as no larger
 _WIDTH_STEPS = 8  # of Newton's method, for the noise's variance
@@ -56,10 +53,10 @@ def fit_shape(base: Tensor, spread: Tensor, problem: Problem, *, n_components: i
             expect_noise, {"problem": problem, **vars(state)}, {"moments": Sum()}, scratch=6 * equal.numel()
         )
         if got is not None and got.n:
-            n, first, second = got["moments"].clamp(min=1e-9), *got["moments"][..., 1:].unbind(-1)
-            centre = first / n[..., 0]
-            noise = (second / n[..., 0] - centre.square()).clamp(min=LEAST)
-            state = replace(state, centre=centre, noise=noise, weights=shares(n[..., 0]))
+            n, first, second = (got["moments"][..., power] for power in range(3))
+            centre = first / n.clamp(min=1e-9)
+            noise = (second / n.clamp(min=1e-9) - centre.square()).clamp(min=LEAST)
+            state = replace(state, centre=centre, noise=noise, weights=shares(n))
         yield Save(state)
     return state
 

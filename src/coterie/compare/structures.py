@@ -5,7 +5,6 @@ Each is a generator that asks clients and returns what it `Found`. All of them g
 needs of another (everything begins with the model for all) is handed on.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +14,16 @@ from torch import Tensor
 from coterie.compare.clusters import Clusters, fit_global, grow, judge_clusters_ask
 from coterie.compare.mixed import Mixed, fit_mixed, judge_mixed_ask
 from coterie.compare.prior import Kind, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
-from coterie.compare.problem import Problem, keep_products
+from coterie.compare.problem import Problem, Run, answered, keep_products
 from coterie.compare.result import Setting
-from coterie.compare.scores import Judged, judged_newcomers, judged_rows
+from coterie.compare.scores import Judged, joined, judged_newcomers, judged_rows
 from coterie.compare.shape import Shape, fit_shape, judge_shape_ask
-from coterie.protocol import Ask, Replies, Save, Sum
+from coterie.protocol import Ask, Replies, Sum
 
 __all__ = [
-    "KINDS", "Effort", "Found", "Within", "begin", "clusters", "common_model", "local", "map_of_clients", "mixture",
+    "KINDS", "Effort", "Found", "Run", "Within", "begin", "clusters", "common_model", "local", "map_of_clients", "mixture",
     "on_newcomers", "prior_for", "representation", "shrunk",
 ]  # fmt: skip
-
-Run = Generator[Ask | Save, Replies | None, Any]
 
 KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
 _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -78,14 +75,14 @@ def on_newcomers(found: Found, setting: int, problem: Problem) -> Run:
     fit, noise = found.fits[setting], found.judged.noise[setting : setting + 1]
     if isinstance(fit, Within):
         last, shape = (_last(part) for part in (fit.mixed, fit.shape))
-        got = yield judge_mixed_ask(last, problem)
-        noise_only = yield judge_shape_ask(shape, problem)
+        got = yield from answered(judge_mixed_ask(last, problem))
+        noise_only = yield from answered(judge_shape_ask(shape, problem))
         rows = got["rows"][:, -1, 0]
         return _beyond_noise(got, noise_only)[:, -1] / rows, got["right"][:, -1, 0] / rows, rows
     if isinstance(fit, Clusters):
-        got = yield judge_clusters_ask(_last(fit), problem)
+        got = yield from answered(judge_clusters_ask(_last(fit), problem))
     else:
-        got = yield judge_effects_ask(_last(fit), problem, f"judged {found.name}")
+        got = yield from answered(judge_effects_ask(_last(fit), problem, f"judged {found.name}"))
     score, right, rows = judged_newcomers(got, problem, noise)
     return score[0], right[0], rows
 
@@ -109,7 +106,7 @@ def begin(problem: Problem) -> Run:
 def common_model(problem: Problem, effort: Effort) -> Run:
     """One model for all.  -> Found"""
     fit: Clusters = yield from fit_global(problem, _COMMON_PENALTIES, effort.steps)
-    got = yield judge_clusters_ask(fit, problem)
+    got = yield from answered(judge_clusters_ask(fit, problem))
     fits = tuple(_start(fit, j) for j in range(len(_COMMON_PENALTIES)))
     settings: tuple[Setting, ...] = tuple({"penalty": l2} for l2 in _COMMON_PENALTIES)
     return Found("global", settings, judged_rows(got, problem), fits, free=True)
@@ -149,7 +146,7 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Run:
 def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Run:
     """Models around a common one, in a subspace of few dimensions.  -> Found"""
     ranks = tuple(range(1, most + 1))
-    kinds: tuple[Kind, ...] = ("full",) * most
+    kinds: tuple[Kind, ...] = tuple("full" for _ in ranks)
     prior = yield from fit_effects(
         low_rank(free, base.bend, ranks), problem=problem, kinds=kinds, rounds=effort.rounds // 2, tag="representation"
     )
@@ -167,7 +164,7 @@ def _judged(
     name: str, prior: Prior, problem: Problem, values: dict[str, Any], *, keep: int | None = None, free: bool = False
 ) -> Run:
     """Judge a prior with each setting.  -> Found"""
-    got = yield judge_effects_ask(prior, problem, f"judged {name}", keep=keep)
+    got = yield from answered(judge_effects_ask(prior, problem, f"judged {name}", keep=keep))
     ((key, each),) = values.items()
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
     return Found(name, settings, judged_rows(got, problem), tuple(_one(prior, j) for j in range(len(each))), free)
@@ -179,19 +176,22 @@ def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalt
     fit = base
     for _ in range(2, most + 1):
         fit = yield from grow(fit, problem, penalty=penalty, starts=effort.starts, rounds=effort.steps, seed=seed)
-        got = yield judge_clusters_ask(fit, problem)
+        got = yield from answered(judge_clusters_ask(fit, problem))
         fits.append(fit)
         every.append(judged_rows(got, problem))
         labels.append(got["label"][:, :, 0])
         margins.append(got["margin"][:, -1, 0])
     eligible = [int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2)]
     settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
-    together = Judged(
-        *(torch.cat([getattr(one, field) for one in every]) for field in ("score", "right", "test_score", "test_right")),
-        every[0].rows, every[0].test_rows, torch.cat([one.noise for one in every]),
-    )  # fmt: skip
     return Found(
-        "clusters", settings, together, tuple(fits), False, tuple(eligible), torch.stack(labels), torch.stack(margins)
+        "clusters",
+        settings,
+        joined(every),
+        tuple(fits),
+        False,
+        tuple(eligible),
+        torch.stack(labels),
+        torch.stack(margins),
     )
 
 
@@ -201,29 +201,23 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
     Components whose mean predicts worse than the model for all, which is judged in `plain` [1, M], stand for noise, not for
     structure, and may not be chosen.
     """
-    fits, scores, rights, tests, test_rights = [], [], [], [], []
+    fits, every, v = [], [], problem.n_folds
     sizes = tuple(range(2, effort.max_components + 1))
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds}
     for n_components in sizes:
-        mixed: Mixed = yield from fit_mixed(
-            base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=n_components, starts=effort.starts,
-            rounds=effort.mixture_rounds, seed=seed,
-        )  # fmt: skip
-        shape: Shape = yield from fit_shape(
-            base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=n_components, rounds=effort.mixture_rounds
-        )
-        got = yield judge_mixed_ask(mixed, problem)
-        noise = yield judge_shape_ask(shape, problem)
+        at = (base.theta[:, 0, 0], base.noise[:, 0])
+        mixed = yield from fit_mixed(*at, n_components=n_components, starts=effort.starts, seed=seed, **how)
+        shape = yield from fit_shape(*at, n_components=n_components, **how)
+        got = yield from answered(judge_mixed_ask(mixed, problem))
+        noise = yield from answered(judge_shape_ask(shape, problem))
         right, n = (got[field][:, :, 0] for field in ("right", "rows"))  # [M, F]
-        v = problem.n_folds
         value, rows = _beyond_noise(got, noise), n[:, :v].sum(1)
+        each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
+        score, error, test_score, test_error = (one[None] for one in each)
+        every.append(Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise))
         fits.append(Within(mixed, shape))
-        scores.append(value[:, :v].sum(1) / rows)
-        rights.append(right[:, :v].sum(1) / rows)
-        tests.append(value[:, v] / n[:, v])
-        test_rights.append(right[:, v] / n[:, v])
-    every = [torch.stack(each) for each in (scores, rights, tests, test_rights)]
-    judged = Judged(*every, plain.rows, plain.test_rows, plain.noise[:1].expand(len(sizes)))
-    eligible = [bool((right - plain.right[0]).nanmean() <= 0) for right in rights]
+    judged = joined(every)
+    eligible = ((judged.right - plain.right).nanmean(1) <= 0).tolist()
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
     return Found("mixture", settings, judged, tuple(fits), eligible=tuple(eligible))
 
@@ -239,7 +233,7 @@ def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
 def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Run:
     """Where clients' models lie in the two directions in which they differ most.  -> [M, 2]"""
     most = min(2, problem.n_parameters)
-    got = yield judge_effects_ask(low_rank(free, base.bend, (most,)), problem, "map", effects=True)
+    got = yield from answered(judge_effects_ask(low_rank(free, base.bend, (most,)), problem, "map", effects=True))
     place = got["effects"][:, -1, 0]
     return torch.cat([place, torch.zeros(len(place), 2 - most, dtype=place.dtype)], 1)
 

@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,29 +101,68 @@ class _Parts:
     new: New
 
     def structure(self, name: str, good: bool) -> Structure:
-        evidence, found = self.evidence, self.evidence.found[name]
-        j, tested = evidence.settings[name], self.clients.test is not None
-        judged = found.judged
-        score, error = mean_and_error(evidence.counted(evidence.score(name)))
-        metric = torch.where(evidence.judged, self._metric(judged.right[j]), torch.nan)
-        test_metric = torch.where(judged.test_rows > 0, self._metric(judged.test_right[j]), torch.nan)
-        test_score = evidence.score(name, test=True)
+        """All that is said of one structure."""
+        evidence, setting = self.evidence, self._setting(name)
+        mine, base = (evidence.counted(evidence.score(one)) for one in (name, "global"))
+        score, error = mean_and_error(mine)
+        right = evidence.found[name].judged.right[evidence.settings[name]]
+        metric, metric_error = mean_and_error(torch.where(evidence.judged, self._metric(right), torch.nan))
         chosen = evidence.counted(evidence.score(evidence.chosen))
-        base, base_test = evidence.score("global"), evidence.score("global", test=True)
-        overall, r2 = self._overall(judged.test_right[j], judged.test_rows) if tested else (None, None)
-        mean_test = mean_and_error(test_metric) if tested else (None, None)
-        new = self._new(name)
-        mine = evidence.counted(evidence.score(name))
         return Structure(
-            name, self._setting(name), _label(name, self._setting(name)), score, error,
-            *mean_and_error(metric), *mean_test,
-            mean_and_error(test_score)[0] if tested else None, overall, r2, *new,
-            None if name == "global" else difference(mine, evidence.counted(base)),
-            None if name == evidence.chosen else difference(mine, chosen),
-            None if name == "global" or not tested else difference(evidence.counted(test_score), base_test),
-            good, self._trials(found), evidence.score(name).numpy(), test_metric.numpy(), test_score.numpy(),
-            self._models(name), _advice(name, self._setting(name)),
-        )  # fmt: skip
+            name=name,
+            setting=setting,
+            label=_label(name, setting),
+            score=score,
+            stderr=error,
+            metric=metric,
+            metric_stderr=metric_error,
+            versus_global=None if name == "global" else difference(mine, base),
+            versus_chosen=None if name == evidence.chosen else difference(mine, chosen),
+            as_good=good,
+            trials=self._trials(evidence.found[name]),
+            client_score=evidence.score(name).numpy(),
+            models=self._models(name),
+            fit=_advice(name, setting),
+            **self._on_test_rows(name),
+            **self._on_new_clients(name),
+        )
+
+    def _on_test_rows(self, name: str) -> dict[str, Any]:
+        evidence, judged = self.evidence, self.evidence.found[name].judged
+        right, score = judged.test_right[evidence.settings[name]], evidence.score(name, test=True)
+        metric = self._test_metric(name)
+        said: dict[str, Any] = {"client_test_metric": metric.numpy(), "client_test_score": score.numpy()}
+        fields = ("test_metric", "test_stderr", "test_score", "test_overall", "test_r2", "test_versus_global")
+        if self.clients.test is None:
+            return said | dict.fromkeys(fields)
+        mean, error = mean_and_error(metric)
+        overall, r2 = self._overall(right, judged.test_rows)
+        said |= {"test_metric": mean, "test_stderr": error, "test_score": mean_and_error(score)[0]}
+        said |= {"test_overall": overall, "test_r2": r2, "test_versus_global": None}
+        if name != "global":
+            base = evidence.score("global", test=True)
+            said["test_versus_global"] = difference(evidence.counted(score), base)
+            said["test_metric_versus_global"] = difference(metric, self._test_metric("global"))
+        return said
+
+    def _test_metric(self, name: str) -> Tensor:
+        """[M] NaN for who has no test rows."""
+        judged = self.evidence.found[name].judged
+        right = judged.test_right[self.evidence.settings[name]]
+        return torch.where(judged.test_rows > 0, self._metric(right), torch.nan)
+
+    def _on_new_clients(self, name: str) -> dict[str, Any]:
+        if name not in self.new:
+            return dict.fromkeys(("new_metric", "new_stderr", "new_score"))
+        score, right, rows = self.new[name]
+        values = torch.where(rows > 0, self._metric(right), torch.nan)
+        mean, error = mean_and_error(values)
+        new_score = mean_and_error(torch.where(rows > 0, score, torch.nan))[0]
+        said = {"new_metric": mean, "new_stderr": error, "new_score": new_score, "client_new_metric": values.numpy()}
+        if name != "global":
+            base = torch.where(rows > 0, self._metric(self.new["global"][1]), torch.nan)
+            said["new_versus_global"] = difference(values, base)
+        return said
 
     def _setting(self, name: str) -> Setting:
         """The chosen setting; the penalty of one model for all is nothing to tell."""
@@ -143,13 +183,6 @@ class _Parts:
         variance = target_variance(self.clients.test)
         squares = float(mean * self.scaling.y_scale**2)
         return math.sqrt(squares), 1.0 - squares / variance if variance > 0 else None
-
-    def _new(self, name: str) -> tuple[float | None, float | None, float | None]:
-        if name not in self.new:
-            return None, None, None
-        score, right, rows = self.new[name]
-        values = torch.where(rows > 0, self._metric(right), torch.nan)
-        return *mean_and_error(values), mean_and_error(torch.where(rows > 0, score, torch.nan))[0]
 
     def _trials(self, found: Found) -> tuple[Trial, ...]:
         counted = self.evidence.judged & ~self.evidence.odd
@@ -172,7 +205,7 @@ class _Parts:
 
 
 def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
-    each = theta.unflatten(-1, (problem.n_outputs, -1))  # [K, O, D + 1]
+    each = theta.reshape(len(theta), problem.n_outputs, -1)  # [K, O, D + 1]
     slopes = scaling.y_scale * each[..., :-1] / scaling.scale
     intercept = scaling.y_scale * each[..., -1] + scaling.y_mean - (slopes * scaling.mean).sum(-1)
     made = torch.cat([slopes, intercept[..., None]], -1)
@@ -217,7 +250,7 @@ def _grouping(clients: Clients, problem: Problem, scaling: Scaling, evidence: Ev
     assert found.margin is not None
     labels, k = found.labels[j].numpy(), fit.theta.shape[2]  # [M, F]
     final, folds = labels[:, -1], labels[:, :-1].T
-    each = fit.theta[-1, 0].unflatten(-1, (problem.n_outputs, -1))[..., :-1] * scaling.y_scale
+    each = fit.theta[-1, 0].reshape(k, problem.n_outputs, -1)[..., :-1] * scaling.y_scale
     return Grouping(
         labels=final,
         sizes=np.bincount(final, minlength=k),
@@ -237,4 +270,5 @@ def _matched(labels: np.ndarray, final: np.ndarray, k: int) -> np.ndarray:
     rename = np.empty(k, dtype=np.int64)
     found, true = linear_sum_assignment(together, maximize=True)
     rename[found] = true
-    return rename[labels]
+    out: np.ndarray = rename[labels]
+    return out

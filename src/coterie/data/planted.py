@@ -74,7 +74,8 @@ def _models(truth: Truth, size: int, n_clients: int, n_parameters: int, draw: to
         return _normal(size if truth == "clusters" else 1, n_parameters, draw)[torch.arange(n_clients) % size]
     if truth == "representation":
         basis = torch.linalg.qr(torch.randn(n_parameters, size, generator=draw, dtype=torch.float64)).Q
-        return _normal(n_clients, size, draw) @ basis.T
+        within: Tensor = _normal(n_clients, size, draw) @ basis.T
+        return within
     if truth == "shrunk":
         return math.sqrt(0.5) * (_normal(1, n_parameters, draw) + _normal(n_clients, n_parameters, draw))
     return _normal(n_clients, n_parameters, draw)

@@ -54,7 +54,7 @@ def _sick(clients: Clients) -> Clients:
 
     train = merged(clients.train)
     assert train is not None
-    schema = replace(clients.schema, classes=("0", "1 to 4"))
+    schema = clients.schema.model_copy(update={"classes": ("0", "1 to 4")})
     return replace(clients, schema=schema, train=train, test=merged(clients.test), newcomers=merged(clients.newcomers))
 
 
