@@ -30,7 +30,7 @@ def clients_of(
 
 @pytest.fixture(scope="module")
 def groups() -> Comparison:
-    return compare(clients_of("clusters", 2, new_clients=0.2), quick=True, seed=1)
+    return compare(clients_of("clusters", 2, n_clients=30, new_clients=0.2), quick=True, seed=1)
 
 
 def test_planted_groups_are_chosen(groups: Comparison) -> None:
@@ -62,7 +62,7 @@ def test_models_and_errors_are_in_the_datas_own_units(groups: Comparison) -> Non
     one = groups["clusters"]
     assert one.models is not None
     assert groups.grouping is not None
-    made = planted_structure("clusters", 2, n_clients=16, rows=30, n_features=3, noise=0.3, seed=0)
+    made = planted_structure("clusters", 2, n_clients=30, rows=30, n_features=3, noise=0.3, seed=0)
     for name, label in zip(groups.names, groups.grouping.labels, strict=True):
         block = made.client(int(np.flatnonzero(made.names == name)[0]))
         x, y = block.x[0].numpy() * 2.0 + 5.0, block.target[0].numpy() * 10.0 + 3.0
@@ -104,7 +104,7 @@ def test_the_document_is_plain(groups: Comparison) -> None:
 
 
 def test_the_same_seed_gives_the_same_comparison(groups: Comparison) -> None:
-    again = compare(clients_of("clusters", 2, new_clients=0.2), quick=True, seed=1)
+    again = compare(clients_of("clusters", 2, n_clients=30, new_clients=0.2), quick=True, seed=1)
     for one, other in zip(groups.structures, again.structures, strict=True):
         np.testing.assert_array_equal(one.client_score, other.client_score)
         assert one.new_metric == other.new_metric

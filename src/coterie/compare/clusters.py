@@ -24,9 +24,10 @@ from coterie.protocol import Ask, Block, Fold, Save, Stack, Sum, Tensors
 
 __all__ = [
     "ByLabel", "Clusters", "cluster_step", "fit_clusters", "fit_global", "grow", "judge_clusters", "judge_clusters_ask",
-    "own_model", "regret",
+    "own_model", "promise", "regret",
 ]  # fmt: skip
 
+_DRAWN = 4  # clients that are asked for their own models, for every start
 _FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
 _STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
 
@@ -116,40 +117,56 @@ def fit_clusters(theta: Tensor, noise: Tensor, problem: Problem, penalties: tupl
 
 def grow(found: Clusters, problem: Problem, *, penalty: float, starts: int, rounds: int, seed: int) -> Run:
     """Make K + 1 clusters of K.  -> Clusters, with the best of the starts in every fit"""
+    further = yield from _further(found, problem, starts, seed)
+    if further is None:
+        return found
+    runs = further.shape[1]
+    begin = torch.cat([found.theta.expand(-1, runs, -1, -1), further[:, :, None]], 2)
+    grown: Clusters = yield from fit_clusters(begin, found.noise.expand(-1, runs), problem, (penalty,), rounds)
+    best = grown.objective.argmin(1)
+    at = torch.arange(len(best))
+    theta, noise, objective = (value[at, best][:, None] for value in (grown.theta, grown.noise, grown.objective))
+    return replace(grown, theta=theta, noise=noise, objective=objective)
+
+
+def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Run:
+    """Own models of clients that are served badly, and that would serve others too.  -> [F, J, P], or None
+
+    What helps one client only is an outlier's; so some more are drawn, and those taken whose models help everybody most.
+    """
     n_clusters = found.theta.shape[2]
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
     kept: dict[str, Any] = {"fresh": {**problem.fresh, **fresh_model(problem)}, "scratch": problem.scratch * n_clusters}
     got = yield Ask(regret, shared, {"regret": Stack()}, **kept)
     if got is None or got.n == 0:
-        return found
-    picks = _drawn(got["regret"], starts, keys.generator(seed, n_clusters, "growth"))  # [F, J] places in got.ids
+        return None
+    picks = _drawn(
+        got["regret"], _DRAWN * starts, keys.generator(seed, n_clusters, "growth")
+    )  # [F, L] places in got.ids
     named, place = np.unique(picks.numpy(), return_inverse=True)
     own = yield Ask(own_model, {}, {"theta": Stack()}, to=got.ids[torch.from_numpy(named)], **kept)
     if own is None or own.n < len(named):
-        return found
+        return None
     fits = torch.arange(len(picks))[:, None]
-    further = own["theta"][torch.from_numpy(place).view(picks.shape), fits]  # [F, J, P]
-    base = found.theta.expand(-1, picks.shape[1], -1, -1)
-    begin = torch.cat([base, further[:, :, None]], 2)
-    noise = found.noise.expand(-1, picks.shape[1])
-    grown: Clusters = yield from fit_clusters(begin, noise, problem, (penalty,), rounds)
-    best = grown.objective.argmin(1)
-    at = torch.arange(len(best))
-    return replace(
-        grown, theta=grown.theta[at, best][:, None], noise=grown.noise[at, best][:, None],
-        objective=grown.objective[at, best][:, None],
-    )  # fmt: skip
+    models = own["theta"][torch.from_numpy(place).view(picks.shape), fits]  # [F, L, P]
+    told = yield Ask(
+        promise, {**shared, "models": models}, {"gain": Sum()}, fresh=problem.fresh, scratch=kept["scratch"]
+    )
+    if told is None or told.n == 0:
+        return None
+    best = told["gain"].argsort(1, descending=True)[:, :starts]
+    return models[fits, best]
 
 
-def _drawn(regrets: Tensor, starts: int, draw: torch.Generator) -> Tensor:
-    """The client that is served worst, and others in proportion to how badly they are served.  [C, F] -> [F, J]"""
+def _drawn(regrets: Tensor, n: int, draw: torch.Generator) -> Tensor:
+    """The client that is served worst, and others in proportion to how badly they are served.  [C, F] -> [F, L]"""
     badly = regrets.T.nan_to_num(nan=0.0, posinf=0.0).clamp(min=0) + 1e-12
-    starts = min(starts, badly.shape[1])
+    n = min(n, badly.shape[1])
     worst = badly.argmax(1, keepdim=True)
-    if starts == 1:
+    if n == 1:
         return worst
     others = badly.scatter(1, worst, 0.0)
-    return torch.cat([worst, torch.multinomial(others, starts - 1, generator=draw)], 1)
+    return torch.cat([worst, torch.multinomial(others, n - 1, generator=draw)], 1)
 
 
 def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
@@ -203,6 +220,16 @@ def regret(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block,
     own = at.loss(private[OWN][0].transpose(0, 1)[:, None])
     values = [_objective(problem, loss, at.n, common) for loss in (best, own)]
     return {"regret": (values[0] - values[1])[:, 0].T[None]}, dict(private)
+
+
+def promise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """How much better a client would be served if a further model were there.  -> [1, C, F, L]"""
+    problem, common = shared["problem"], shared["noise"][0][..., None]
+    at = curves(problem, private, data)
+    best = _losses(at, shared["theta"][0]).amin(2)  # [F, 1, C]
+    further = torch.minimum(_losses(at, shared["models"][0][:, :, None])[:, :, 0], best)  # [F, L, C]
+    gain = _objective(problem, best, at.n, common) - _objective(problem, further, at.n, common)
+    return {"gain": gain.movedim(2, 0)[None]}, dict(private)
 
 
 def own_model(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
