@@ -50,7 +50,7 @@ from coterie.report import write_report
 from coterie.report.comparison import is_comparison, write_comparison_report
 from coterie.runs import AnyFitted, begin_run, finish_run, is_finished, read_options, settle_run, summary
 from coterie.screen import complain, counting, err, progress, show, show_findings, show_mixture, show_personal, warn
-from coterie.studies import digits_demo, personal_commands
+from coterie.studies import compare_commands, digits_demo
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
 __all__ = ["app", "main"]
@@ -62,7 +62,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(personal_commands.app, name="study")
+app.add_typer(compare_commands.app, name="study")
 app.command("compare")(compare_command)
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.compare.folds import with_folds
 from coterie.compare.prior import OWN, Prior, judge_effects_ask
-from coterie.compare.problem import Problem, with_folds
+from coterie.compare.problem import Problem
 from coterie.compare.result import Setting
 from coterie.compare.run import compare
 from coterie.compare.structures import Run, begin, prior_for
