@@ -36,7 +36,7 @@ def test_every_structure_is_an_answer(chosen: str, words: str) -> None:
 
 def test_difference_is_told_with_interval_and_pairs() -> None:
     said = answer(comparison()).evidence[0]
-    assert "1.35 times as likely" in said  # exp(0.3)
+    assert "1.350 times as likely" in said  # exp(0.3)
     assert "95 % interval 0.260 to 0.340, paired over 58 clients" in said
     assert "contains 0" not in said
 

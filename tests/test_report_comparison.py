@@ -39,7 +39,7 @@ def test_page_stands_alone(page: str) -> None:
 
 def test_answer_and_command_are_there(page: str) -> None:
     said = words(section(page, "answer"))
-    assert "1.35 times as likely" in said
+    assert "1.350 times as likely" in said
     assert "Before you rely on it" in said
     assert "coterie fit x.csv" in said
     assert "Clients fall into 3 groups" in words(page)

@@ -63,9 +63,6 @@ def summarised(
     good = dict(zip(evidence.found, as_good(torch.stack(scores), evidence.tolerance), strict=True))
     parts = _Parts(clients, problem, scaling, evidence, new)
     gain = evidence.score(evidence.chosen) - evidence.score("global")
-    notes = []
-    if int(evidence.odd.sum()):
-        notes.append("outliers are left out of the choice")
     return Comparison(
         task=clients.schema.task,
         target=clients.schema.target,
@@ -86,7 +83,6 @@ def summarised(
         seconds=0.0,
         seed=0,
         settings={},
-        notes=tuple(notes),
     )
 
 

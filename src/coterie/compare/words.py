@@ -236,8 +236,9 @@ def _decimals(error: float) -> int:
 
 def _difference(found: Difference) -> str:
     """A paired difference, with whether it is clear."""
-    said = f"a held-out row is {np.exp(found.mean):.3g} times as likely"
-    nats = f"{fixed(found.mean, _decimals(found.stderr))} nats"
+    decimals = _decimals(found.stderr)
+    said = f"a held-out row is {fixed(float(np.exp(found.mean)), decimals)} times as likely"
+    nats = f"{fixed(found.mean, decimals)} nats"
     about = f"{nats}, 95 % interval {interval(found)}, paired over {_number(found.clients, 'client')}"
     return f"{said} ({about}){'' if found.clear else ': the interval contains 0'}"
 
