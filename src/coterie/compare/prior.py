@@ -27,6 +27,7 @@ Kind = Literal["intercept", "same", "diagonal", "full"]
 
 OWN = "own model"  # under this name clients keep a model of their own
 _NOISE_STEPS = 3  # of a client's own noise, which depends on its model, which depends on the noise
+_FAR = 0.5  # log odds of a standard deviation by which the mean of classifiers moves in a round, at most
 _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
 _HALVINGS = 4
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
@@ -100,7 +101,7 @@ def fit_effects(
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
         if centre:
             fold |= {name: Sum() for name in ("slope", "information")}
-        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=6 if round_ == 0 else 1, centre=centre)
+        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=_steps(problem, round_), centre=centre)
         if got is None or got.n == 0:
             continue
         count = got["count"].clamp(min=1)  # [F, 1]
@@ -110,6 +111,11 @@ def fit_effects(
             prior = _maximised(prior, got, count, problem, kinds)
         yield Save(prior)
     return prior
+
+
+def _steps(problem: Problem, round_: int) -> int:
+    """Of Newton's method: clients go on from where they were, and regression needs one."""
+    return 6 if round_ == 0 else 1 if problem.is_regression else 2
 
 
 def _maximised(prior: Prior, got: Replies, count: Tensor, problem: Problem, kinds: tuple[Kind, ...]) -> Prior:
@@ -124,7 +130,8 @@ def _maximised(prior: Prior, got: Replies, count: Tensor, problem: Problem, kind
     root = [_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
     mean = prior.mean
     if "information" in got.values:
-        mean = mean - _solved(got["information"], got["slope"])
+        step = _solved(got["information"], got["slope"])
+        mean = mean - (step if problem.is_regression else step.clamp(-_FAR, _FAR))  # modes are only nearly so
     return replace(prior, mean=mean, root=torch.stack(root, 1))
 
 
