@@ -2,7 +2,8 @@
 """What the documentation says is so: code blocks and commands run, shown output comes out, links lead somewhere.
 
 Blocks of one page run in order, in one namespace and one empty folder that holds `stays.csv`. A comment before a block
-changes that: ``<!-- not run: reason -->``, or ``<!-- file: NAME -->`` for a block that is written to a file.
+changes that: ``<!-- not run: reason -->``, or ``<!-- file: NAME -->`` for a block that is written to a file. A page that
+says ``<!-- needs data: FILE as NAME -->`` is skipped where the real data are not there.
 """
 
 import contextlib
@@ -48,6 +49,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_NEEDED = re.compile(r"^<!-- needs data: (\S+) as (\S+) -->$", re.MULTILINE)
 _BOX = re.compile(r"[─-╿]")
 
 
@@ -89,9 +91,16 @@ def stays(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 # -- pages ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_block_of_a_page_runs(
-    page: Path, stays: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    stays: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for file, name in _NEEDED.findall(page.read_text(encoding="utf-8")):
+        (tmp_path / name).symlink_to(request.getfixturevalue("shared_data") / file)
     monkeypatch.setattr(screen.out, "width", 80)  # tables are shown so wide
     (tmp_path / "stays.csv").write_bytes(stays)
     space: dict[str, Any] = {"__name__": "page"}

@@ -10,7 +10,20 @@ from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 
 if TYPE_CHECKING:
-    from coterie.estimators import IFCA, MAML, FedAvg, FederatedMixture, FedRep, LGFedAvg, MixedRegression, load
+    from coterie.comparison import compare
+    from coterie.estimators import (
+        IFCA,
+        MAML,
+        FedAvg,
+        FederatedMixture,
+        FedRep,
+        LGFedAvg,
+        Local,
+        MixedRegression,
+        Representation,
+        Shrunk,
+        load,
+    )
 
 __all__ = [
     "IFCA",
@@ -23,9 +36,13 @@ __all__ = [
     "FedRep",
     "FederatedMixture",
     "LGFedAvg",
+    "Local",
     "MixedRegression",
+    "Representation",
     "RunError",
+    "Shrunk",
     "__version__",
+    "compare",
     "from_arrays",
     "load",
     "read",
@@ -34,7 +51,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import estimators when they are asked for: a node of a federation starts a process for every message, without them."""
+    """Import what is large when it is asked for: a node of a federation starts a process for every message, without it."""
+    if name == "compare":
+        from coterie.comparison import compare
+
+        return compare
     if name in __all__:
         from coterie import estimators
 

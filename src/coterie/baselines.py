@@ -101,10 +101,11 @@ def measure(
 
 
 def add_baselines(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-    """Fit one model for all, unless that is what was fitted, and one model each; add how they do."""
+    """Fit one model for all, and one model each, but for what was fitted itself; add how they do."""
     if phases.options.method != "fedavg":
         _add_global(phases, made, scores, per_client)
-    _add_local(phases, made, scores, per_client)
+    if phases.options.method != "local":
+        _add_local(phases, made, scores, per_client)
 
 
 def score(

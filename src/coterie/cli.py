@@ -11,20 +11,23 @@ import click
 import typer
 
 from coterie import __version__, flower_commands
+from coterie.arguments import AsJson, Categorical, Client, Data, Exclude, Target, free_folder, read_clients
+from coterie.auto import settled_run
+from coterie.compare_commands import compare_command
 from coterie.config import FitOptions
 from coterie.data.check import check
 from coterie.data.clients import Clients
-from coterie.data.readers import read
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import CoterieError
 from coterie.estimators import FederatedMixture, Personalised, load
-from coterie.fit_runs import fit_run, free_folder, show_fitted, show_report
-from coterie.fit_words import AsJson, Client, Every, Target, takes_fit_options
+from coterie.fit_runs import fit_run, show_fitted, show_report
+from coterie.fit_words import Every, takes_fit_options
 from coterie.mixture.tables import adoptions, components
 from coterie.personal.tables import parts_fitted, personal_predictions
 from coterie.report import write_report
+from coterie.report.comparison import is_comparison, write_comparison_report
 from coterie.runs import is_finished, read_options
-from coterie.screen import complain, err, progress, show_findings, warn
-from coterie.studies import digits_demo, personal_commands
+from coterie.screen import complain, counting, err, progress, show_findings, warn
+from coterie.studies import compare_commands, digits_demo
 from coterie.tables import assignments, check_ending, predictions, write_rows
 
 __all__ = ["app", "main"]
@@ -36,10 +39,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(personal_commands.app, name="study")
+app.add_typer(compare_commands.app, name="study")
 app.add_typer(flower_commands.app, name="flower")
+app.command("compare")(compare_command)
 
-Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
 
@@ -82,7 +85,7 @@ def fit_command(
     as_json: AsJson = False,
 ) -> None:
     """Fit models to clients that differ, and write a run folder with a report."""
-    clients = _read(chosen)
+    clients = read_clients(chosen)
     stem = data.name.split(".")[0]
     _fit_into(out_ or free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
 
@@ -95,7 +98,7 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
         err.print("the run has finished; only its report is written again")
         show_report(run, as_json)
         return
-    _fit_into(run, chosen, _read(chosen), every, as_json)
+    _fit_into(run, chosen, read_clients(chosen), every, as_json)
 
 
 @app.command("predict")
@@ -130,7 +133,10 @@ def assign_command(run: Run, data: Data, out_: Out = None) -> None:
 
 @app.command("report")
 def report_command(run: Run) -> None:
-    """Write the HTML report of a run again, and print its path."""
+    """Write the HTML report of a run, or of a comparison, again, and print its path."""
+    if is_comparison(run):
+        print(write_comparison_report(run))
+        return
     if not is_finished(run):
         err.print(f"warning: the run has not finished; continue it with: coterie resume {run}")
     print(write_report(run))
@@ -141,8 +147,8 @@ def check_command(
     data: Data,
     client: Client = None,
     target: Target = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")] = None,
-    categorical: Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")] = None,
+    exclude: Exclude = None,
+    categorical: Categorical = None,
     missing: Annotated[str, typer.Option(help="Missing values: error, mean or drop.")] = "error",
     task: Annotated[str, typer.Option(help="auto, regression or classification.")] = "auto",
     min_rows: Annotated[int, typer.Option(help="Leave out clients with fewer rows.")] = 1,
@@ -162,20 +168,6 @@ def check_command(
 
 
 # -- fitting ----------------------------------------------------------------------------------------------------------
-def _read(chosen: FitOptions) -> Clients:
-    """Read what the options name."""
-    d = chosen.data
-    if d.path == digits_demo.NAME:
-        return digits_demo.demo_clients(chosen.seed)
-    if d.path is None:
-        raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
-    return read(
-        d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
-        missing=d.missing, task=chosen.task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
-        seed=chosen.seed,
-    )  # fmt: skip
-
-
 def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
     def begun(left_out: list[str]) -> None:
         if err.is_terminal:
@@ -184,6 +176,9 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
 
     command = "coterie " + shlex.join(sys.argv[1:])
     try:
+        if chosen.method == "auto":
+            with counting() as tell:
+                chosen = settled_run(folder, chosen, clients, command, watch=tell)
         with progress() as watch:
             fitted, more = fit_run(folder, chosen, clients, command, every=every, watch=watch, begun=begun)
     except KeyboardInterrupt:

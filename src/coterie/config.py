@@ -14,6 +14,7 @@ from coterie.errors import ConfigError
 
 __all__ = [
     "PERSONAL",
+    "PRIOR",
     "ClusterOptions",
     "DataOptions",
     "FitOptions",
@@ -21,14 +22,28 @@ __all__ = [
     "ModelOptions",
     "MomentOptions",
     "PersonalOptions",
+    "PriorOptions",
     "TrainingOptions",
     "first_given",
     "options",
 ]
 
-Method = Literal["ifca", "moment-descent", "mixture", "fedavg", "fedrep", "lg-fedavg", "maml"]
+Method = Literal[
+    "auto", "ifca", "moment-descent", "mixture", "fedavg", "fedrep", "lg-fedavg", "maml", "local", "shrunk",
+    "representation",
+]  # fmt: skip
 
-PERSONAL = ("fedrep", "lg-fedavg", "maml")  # methods whose clients keep a part of the model, or one of their own
+PRIOR = {
+    "local": "penalty",
+    "shrunk": "spread",
+    "representation": "rank",
+}  # linear models of clients' own, and their option
+PERSONAL = (
+    "fedrep",
+    "lg-fedavg",
+    "maml",
+    *PRIOR,
+)  # methods whose clients keep a part of the model, or one of their own
 
 _IFCA_CLUSTERS = 2  # when their number is not given: IFCA cannot estimate it
 
@@ -208,6 +223,18 @@ class PersonalOptions(_Options):
         return self
 
 
+class PriorOptions(_Options):
+    """What linear models of clients' own need; None: chosen by cross-validation within clients.
+
+    `penalty` is the ridge of local models, `spread` what shrunk models may differ in, `rank` in how many directions low-rank
+    models do.
+    """
+
+    penalty: float | None = Field(None, gt=0)
+    spread: Literal["intercept", "same", "diagonal", "full"] | None = None
+    rank: int | None = Field(None, ge=1)
+
+
 class FitOptions(_Options):
     """Everything that decides what a fit gives."""
 
@@ -221,6 +248,7 @@ class FitOptions(_Options):
     moments: MomentOptions = MomentOptions()
     mixture: MixtureOptions = MixtureOptions()
     personal: PersonalOptions = PersonalOptions()
+    prior: PriorOptions = PriorOptions()
 
     @property
     def n_clusters(self) -> int | None:

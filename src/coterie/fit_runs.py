@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from coterie.arguments import left_out
+from coterie.auto import why
 from coterie.config import PERSONAL, FitOptions
 from coterie.data.clients import Clients
-from coterie.errors import CoterieError, RunError
+from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.fitting import Fitted, Watch, check_fit, fit
 from coterie.mixture.run import FittedMixture, check_mixture, fit_clients
 from coterie.models import Model
@@ -21,7 +23,7 @@ from coterie.runs import AnyFitted, begin_run, finish_run, summary
 from coterie.screen import show, show_mixture, show_personal
 from coterie.studies import digits_demo
 
-__all__ = ["fit_any", "fit_run", "free_folder", "report_run", "show_fitted", "show_report"]
+__all__ = ["fit_any", "fit_run", "report_run", "show_fitted", "show_report"]
 
 
 def fit_run(
@@ -58,16 +60,16 @@ def fit_run(
     """
     _check(clients, chosen, module)
     new = begin_run(folder, chosen, command, clients)
-    begun(_left_out(clients))
+    begun(left_out(clients))
     try:
         fitted = fit_any(clients, chosen, folder=folder, every=every, watch=watch, module=module)
     except CoterieError as error:
         if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
             shutil.rmtree(folder)  # nothing half-written
         raise
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = why(folder)
     if isinstance(fitted, Fitted) and chosen.data.path == digits_demo.NAME:
-        more = digits_demo.demo_results(chosen.seed, fitted)
+        more |= digits_demo.demo_results(chosen.seed, fitted)
     finish_run(folder, fitted, more)
     return fitted, more
 
@@ -90,6 +92,8 @@ def fit_any(
 
 def show_fitted(fitted: AnyFitted, more: dict[str, Any]) -> None:
     """Show how models do, beside baselines."""
+    if "why" in more:
+        print(more["why"]["headline"])
     if isinstance(fitted, Fitted):
         show(fitted, more)
     elif isinstance(fitted, FittedMixture):
@@ -110,29 +114,16 @@ def show_report(folder: Path, as_json: bool) -> None:
     print(json.dumps(found, indent=2, allow_nan=False) if as_json else f"report: {found['report']}")
 
 
-def free_folder(stem: str) -> Path:
-    """Name a run folder that is not there yet."""
-    number = 1
-    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
-        number += 1
-    return folder
-
-
 def _check(clients: Clients, chosen: FitOptions, module: nn.Module | Model | None) -> None:
     """Refuse what cannot work, before anything is written."""
+    if chosen.method == "auto":
+        raise ConfigError(
+            "--method auto compares structures, and that is done where the rows are at hand",
+            "run `coterie compare` on some of the clients, and name the method",
+        )
     if chosen.method == "mixture":
         check_mixture(clients, chosen)
     elif chosen.method in PERSONAL:
         check_personal(clients, chosen, module=module)
     else:
         check_fit(clients, chosen, module=module)
-
-
-def _left_out(clients: Clients) -> list[str]:
-    """Say what was not used."""
-    said = []
-    if clients.dropped_rows:
-        said.append(f"{clients.dropped_rows} rows with missing values are left out")
-    if clients.dropped_clients:
-        said.append(f"{clients.dropped_clients} clients with too few rows are left out")
-    return said

@@ -17,7 +17,7 @@ from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
 from coterie.baselines import Score, fedavg_program, measure, measured_models, placed
 from coterie.choosing import best_start, number_of_clusters
-from coterie.config import PERSONAL, FitOptions, first_given
+from coterie.config import PERSONAL, PRIOR, FitOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
 from coterie.engines.in_process import Round
@@ -198,12 +198,13 @@ def check_fit(
             f"mixture.n_components is set, and {options.method} has no components",
             "use --method mixture; groups of clients are counted by --clusters",
         )
-    own = first_given(options, "personal")
-    if own is not None:
-        raise ConfigError(
-            f"personal.{own} is set, and {options.method} has no personal models",
-            f"use --method {' or '.join(PERSONAL)}",
-        )
+    for group, others in (("personal", [name for name in PERSONAL if name not in PRIOR]), ("prior", list(PRIOR))):
+        own = first_given(options, group)
+        if own is not None:
+            raise ConfigError(
+                f"{group}.{own} is set, and {options.method} has no personal models",
+                f"use --method {' or '.join(others)}",
+            )
     if clients.schema.task == "none":
         raise DataError(f"{options.method} needs a target to learn", "name its column with --target, or pass y")
     model = model_for(clients, options, module)

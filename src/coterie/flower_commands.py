@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie.arguments import AsJson, Client, Target, free_folder
 from coterie.config import FitOptions
 from coterie.engines.in_process import Round
 from coterie.errors import ConfigError
-from coterie.fit_runs import free_folder, show_report
-from coterie.fit_words import AsJson, Client, Every, Target, takes_fit_options
+from coterie.fit_runs import show_report
+from coterie.fit_words import Every, takes_fit_options
 from coterie.flower.connection import Connection
 from coterie.flower.federation import FOLDER, Federation, down, find, up
 from coterie.flower.submission import submit, write_app

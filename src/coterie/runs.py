@@ -49,6 +49,8 @@ __all__ = [
     "load_personal",
     "load_run",
     "read_options",
+    "settle_run",
+    "strict",
     "summary",
 ]
 
@@ -123,6 +125,12 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
     return True
 
 
+def settle_run(folder: Path, options: FitOptions) -> None:
+    """Write down the options that a comparison has settled, so that a resumed run goes on with them."""
+    document = _read_json(folder)
+    _write_json(folder, document | {"method": options.method, "config": options.model_dump(mode="json")})
+
+
 def finish_run(folder: Path, fitted: AnyFitted, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
     (folder / "models").mkdir(exist_ok=True)
@@ -151,7 +159,7 @@ def summary(folder: Path) -> dict[str, Any]:
     data, results = document["data"], document["results"]
     kinds = {"mixture": _SUMMARY_OF_MIXTURE} | dict.fromkeys(PERSONAL, _SUMMARY_OF_PERSONAL)
     found = {name: results[name] for name in kinds.get(document["method"], _SUMMARY)}
-    found |= {name: results[name] for name in ("adjusted_rand",) if name in results}
+    found |= {name: results[name] for name in ("adjusted_rand", "why") if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
     return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
 
@@ -230,16 +238,16 @@ def _write_table(path: Path, table: pa.Table) -> None:
 
 
 def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
-    text = json.dumps(_strict(document), indent=2, allow_nan=False)
+    text = json.dumps(strict(document), indent=2, allow_nan=False)
     replace_file(folder / "run.json", (text + "\n").encode())
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """What JSON can say: a number that is not finite is null."""
     if isinstance(value, Mapping):
-        return {name: _strict(inner) for name, inner in value.items()}
+        return {name: strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(inner) for inner in value]
+        return [strict(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -2,7 +2,7 @@
 """What the command line shows: results to stdout, progress and words to stderr."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from coterie.baselines import Score
+from coterie.comparison.result import Comparison, Structure
+from coterie.comparison.words import answer, metric_name, one_for_all, plus_minus
 from coterie.data.check import Findings
 from coterie.engines.in_process import Round
 from coterie.fitting import Fitted, Watch
@@ -18,7 +20,19 @@ from coterie.mixture.run import FittedMixture
 from coterie.personal.run import FittedPersonal
 from coterie.report.numbers import decimals_for
 
-__all__ = ["complain", "err", "out", "progress", "show", "show_findings", "show_mixture", "show_personal", "warn"]
+__all__ = [
+    "complain",
+    "counting",
+    "err",
+    "out",
+    "progress",
+    "show",
+    "show_comparison",
+    "show_findings",
+    "show_mixture",
+    "show_personal",
+    "warn",
+]
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
 out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
@@ -89,6 +103,38 @@ def show_mixture(fitted: FittedMixture) -> None:
     out.print(f"C_lambda {fit.c_lambda:g}{means}: {how}")
 
 
+def show_comparison(found: Comparison, fit: str | None) -> None:
+    """Show the answer, its evidence, the table, and what to run next."""
+    said = answer(found)
+    for text in (said.headline, *said.evidence):
+        out.print(text)
+    what = f"{metric_name(found.metric)}, mean over clients ± standard error"
+    out.print(f"{what}; gain over {one_for_all(found)} in nats per row")
+    out.print(_comparison_table(found), soft_wrap=False)
+    for text in said.doubts:
+        out.print(f"note: {text}")
+    out.print("next: " + (fit or f"there is no `coterie fit` for {found[found.chosen].label} yet"))
+
+
+def _comparison_table(found: Comparison) -> Table:
+    """A row for each structure, the simplest first; a star at the chosen one. Fits 80 columns."""
+    tested, met = (any(getattr(s, f"{name}_metric") is not None for s in found.structures) for name in ("test", "new"))
+    heads = ["structure", "setting", "test\nrows" if tested else "held-out\nrows", "gain", "95 %\ninterval"]
+    table = Table(*heads, *(["new\nclients"] if met else []))
+    for one in found.structures:
+        mean, error = (one.test_metric, one.test_stderr) if tested else (one.metric, one.metric_stderr)
+        setting = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in one.setting.values())
+        cells = [plus_minus(found.metric, mean, error).replace(" ", ""), *_gain(one)]
+        cells += [plus_minus(found.metric, one.new_metric, one.new_stderr).partition(" ")[0]] if met else []
+        table.add_row(("*" if one.name == found.chosen else " ") + one.name, setting or "-", *cells)
+    return table
+
+
+def _gain(one: Structure) -> list[str]:
+    gain = one.versus_global
+    return ["-", "-"] if gain is None else [f"{gain.mean:+.3f}", f"{gain.low:.3f}, {gain.high:.3f}"]
+
+
 def _cells(values: Sequence[float | None], form: str | None = None) -> Cells:
     """Values of one column; by default with as many decimals as give the typical one four digits."""
     form = form or f".{decimals_for(values, 4, most=9)}f"
@@ -132,6 +178,23 @@ def progress() -> Iterator[Watch | None]:
                 tasks[phase] = bar.add_task(phase, total=total, said="")
             completed = min(done.round if total > 1 else 1, total)
             bar.update(tasks[phase], completed=completed, total=total, said=_said(done.info))
+
+        yield watch
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show a bar for each part of something that is counted, on a terminal; nothing elsewhere."""
+    if not err.is_terminal:
+        yield None
+        return
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
 
         yield watch
 

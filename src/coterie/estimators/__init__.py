@@ -7,6 +7,7 @@ from coterie.estimators.federated_mixture import FederatedMixture
 from coterie.estimators.fedrep import FedRep
 from coterie.estimators.ifca import IFCA
 from coterie.estimators.lg_fedavg import LGFedAvg
+from coterie.estimators.linear import Local, Representation, Shrunk
 from coterie.estimators.loading import load
 from coterie.estimators.maml import MAML
 from coterie.estimators.mixed_regression import MixedRegression
@@ -20,7 +21,10 @@ __all__ = [
     "Federated",
     "FederatedMixture",
     "LGFedAvg",
+    "Local",
     "MixedRegression",
     "Personalised",
+    "Representation",
+    "Shrunk",
     "load",
 ]

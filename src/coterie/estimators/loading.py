@@ -2,15 +2,18 @@
 """From a run folder to a fitted estimator."""
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from coterie.config import FitOptions
 from coterie.estimators.fedavg import FedAvg
 from coterie.estimators.federated import Federated
 from coterie.estimators.federated_mixture import FederatedMixture
 from coterie.estimators.fedrep import FedRep
 from coterie.estimators.ifca import IFCA
 from coterie.estimators.lg_fedavg import LGFedAvg
+from coterie.estimators.linear import Local, Representation, Shrunk
 from coterie.estimators.maml import MAML
 from coterie.estimators.mixed_regression import MixedRegression
 from coterie.estimators.parameters import parameters_of
@@ -21,7 +24,9 @@ from coterie.runs import load_mixture, load_personal, load_run, read_options
 __all__ = ["load"]
 
 _KINDS: dict[str, type[Federated]] = {kind.method: kind for kind in (IFCA, MixedRegression, FedAvg)}
-_PERSONAL: dict[str, type[Personalised]] = {kind.method: kind for kind in (FedRep, LGFedAvg, MAML)}
+_PERSONAL: dict[str, type[Personalised]] = {
+    kind.method: kind for kind in (FedRep, LGFedAvg, MAML, Local, Shrunk, Representation)
+}
 
 
 def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Federated | FederatedMixture | Personalised:
@@ -37,7 +42,7 @@ def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Feder
     method = read_options(Path(folder)).method
     if method in _PERSONAL:
         trained = load_personal(Path(folder), module=model)
-        personal = _PERSONAL[method](model=model, **parameters_of(_PERSONAL[method], trained.options))
+        personal: Personalised = _made(_PERSONAL[method], trained.options, model)
         personal._restore(trained)
         return personal
     if method == "mixture":
@@ -46,8 +51,12 @@ def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Feder
         mixture._restore(found)
         return mixture
     run = load_run(Path(folder), module=model)
-    kind = _KINDS[run.options.method]
-    own = {"model": model} if "model" in kind._get_param_names() else {}
-    made = kind(**parameters_of(kind, run.options), **own)
+    made: Federated = _made(_KINDS[run.options.method], run.options, model)
     made._restore(run)
     return made
+
+
+def _made(kind: type[Any], options: FitOptions, model: nn.Module | Model | None) -> Any:
+    """Make an estimator with the parameters of a run, and with the user's own network where it takes one."""
+    own = {"model": model} if "model" in kind._get_param_names() else {}
+    return kind(**parameters_of(kind, options), **own)

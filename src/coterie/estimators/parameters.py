@@ -8,12 +8,14 @@ from sklearn.base import BaseEstimator
 
 from coterie.config import (
     PERSONAL,
+    PRIOR,
     ClusterOptions,
     FitOptions,
     MixtureOptions,
     ModelOptions,
     MomentOptions,
     PersonalOptions,
+    PriorOptions,
     TrainingOptions,
     options,
 )
@@ -37,7 +39,8 @@ _MIXTURE = _PLACES | {name: ("mixture", name) for name in MixtureOptions.model_f
 
 
 _PERSONAL = _PLACES | {name: ("personal", name) for name in PersonalOptions.model_fields}
-_KINDS = {"mixture": _MIXTURE} | dict.fromkeys(PERSONAL, _PERSONAL)
+_PRIOR = _PLACES | {name: ("prior", name) for name in PriorOptions.model_fields}
+_KINDS = {"mixture": _MIXTURE} | dict.fromkeys(PERSONAL, _PERSONAL) | dict.fromkeys(PRIOR, _PRIOR)
 
 
 def options_of(estimator: BaseEstimator, method: str, **instead: Any) -> FitOptions:

@@ -38,6 +38,7 @@ _FOREIGN = {
     "clusters": set(),
     "moments": set(),
     "personal": set(),
+    "prior": set(),
 }  # and what is not
 _PENALTY = 2.0  # C_lambda while components are counted; the paper's
 _COUNTING = 300  # rounds at most while components are counted, from a quarter of the starts: differences are large

@@ -10,13 +10,15 @@ import pyarrow as pa
 from torch import Tensor, nn
 
 from coterie.algorithms.preparation import Scaling
+from coterie.comparison.prior import Prior
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors, to_record
 from coterie.local import Training
 from coterie.model_folder import describe, model_from, scaling_from
-from coterie.models import Model
+from coterie.models import Dense, Model
 from coterie.personal.measure import Distribution, Fit
-from coterie.personal.model import Personal
+from coterie.personal.model import Fitting, Personal
+from coterie.personal.prior import FromPrior
 from coterie.personal.run import FittedPersonal
 from coterie.run_tables import Contents, events, hide_untested, rounds_table
 
@@ -50,7 +52,8 @@ def _results(fitted: FittedPersonal) -> dict[str, Any]:
         "layers": list(fitted.personal.layers),
         "rounds": len(told),
         "virtual_time": fitted.virtual_time,
-        "never_visited": int((fitted.per_client["rounds"] == 0).sum()),
+        "never_visited": int((fitted.per_client["rounds"] == 0).sum()) if "rounds" in fitted.per_client else 0,
+        "setting": fitted.personal.fit.setting if isinstance(fitted.personal.fit, FromPrior) else None,
         "warnings": fitted.warnings,
         "events": events(fitted.rounds),
     }
@@ -86,21 +89,40 @@ def write_models(folder: Path, fitted: FittedPersonal) -> None:
     """Write what all share, with what a newcomer needs, and apart from it what is each client's own."""
     found, fit = fitted.personal, fitted.personal.fit
     scaling, degree = to_record(fitted.scaling)
-    tensors = {"theta": found.theta, "start": fit.start} | {f"scaling/{name}": v for name, v in scaling.items()}
+    start, how = _how(fit)
+    tensors = {"theta": found.theta, **start} | {f"scaling/{name}": v for name, v in scaling.items()}
     said = {
         "model": describe(found.model), "schema": fitted.schema.model_dump(mode="json"), "degree": degree["degree"],
-        "layers": list(found.layers), "step_size": fit.step_size, "training": asdict(fit.training), "seed": fit.seed,
+        "layers": list(found.layers), **how,
     }  # fmt: skip
     save_tensors(folder / _COMMON, tensors, said)
     own, names = (found.own, found.names.tolist()) if isinstance(found.own, Tensor) else (fit.start[None][:0], [])
     save_tensors(folder / _CLIENTS, {"own": own}, {"names": names})  # none where they have stayed with their clients
 
 
+def _how(fit: Fit | Fitting) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """How a newcomer gets its part, as tensors and words."""
+    if isinstance(fit, FromPrior):
+        prior = {f"prior/{name}": getattr(fit.prior, name) for name in ("mean", "root", "noise")}
+        return prior, {"structure": fit.structure, "setting": fit.setting}
+    assert isinstance(fit, Fit)
+    return {"start": fit.start}, {"step_size": fit.step_size, "training": asdict(fit.training), "seed": fit.seed}
+
+
+def _read_how(model: Model, common: dict[str, Tensor], said: dict[str, Any]) -> Fit | FromPrior:
+    """Read what `_how` said."""
+    if "structure" in said:
+        assert isinstance(model, Dense)
+        prior = Prior(*(common[f"prior/{name}"] for name in ("mean", "root", "noise")))
+        return FromPrior(said["structure"], said["setting"], prior, model)
+    return Fit(common["start"], said["step_size"], Training(**said["training"]), said["seed"])
+
+
 def read_models(folder: Path, module: nn.Module | Model | None) -> tuple[Personal, Scaling, Schema]:
     """Read what `write_models` wrote; the user's own network is given."""
     common, said = load_tensors(folder / _COMMON)
     own, who = load_tensors(folder / _CLIENTS)
-    fit = Fit(common["start"], said["step_size"], Training(**said["training"]), said["seed"])
     names, model = np.asarray(who["names"], dtype=str), model_from(said["model"], module)
+    fit = _read_how(model, common, said)
     personal = Personal(model, tuple(said["layers"]), common["theta"], names, own["own"], fit)
     return personal, scaling_from(common, said), Schema.model_validate(said["schema"])

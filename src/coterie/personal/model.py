@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from coterie.local import own_outputs
 from coterie.models import Model, split
 from coterie.personal.measure import Fit, fit_personal_ask, judge_personal_ask
 
-__all__ = ["Adopted", "Personal", "trained"]
+__all__ = ["Adopted", "Fitting", "Personal", "trained"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,17 @@ class Adopted:
     known: Tensor
 
 
+class Fitting(Protocol):
+    """A way of its own to get a model from rows."""
+
+    @property
+    def start(self) -> Tensor:
+        """[P] the model of a client that has shown nothing."""
+
+    def fitted(self, rows: Ragged) -> Tensor:
+        """Models of clients from their labelled rows.  [C, P]"""
+
+
 @dataclass(frozen=True)
 class Personal:
     """Everybody's personal model, for rows that are scaled.
@@ -61,7 +73,7 @@ class Personal:
     own : Tensor or Kept
         [M, P - Q] every client's personal part; without personal layers [M, P], its own model. Where clients are on other
         machines it stays there, and this is a handle to it.
-    fit : Fit
+    fit : Fit or Fitting
         How a client that has none gets one.
     """
 
@@ -70,7 +82,7 @@ class Personal:
     theta: Tensor
     names: np.ndarray
     own: Tensor | Kept
-    fit: Fit
+    fit: "Fit | Fitting"
 
     @property
     def parts(self) -> Tensor:
@@ -109,7 +121,10 @@ class Personal:
 
     def adapted(self, rows: Ragged, kept: Kept | None = None) -> Tensor | Kept:
         """Personal parts from rows that may be elsewhere; who has one already, `kept` there, keeps it.  [C, ...]"""
-        engine, fit = engine_on(rows), self.fit
+        fit = self.fit
+        if not isinstance(fit, Fit):
+            return fit.fitted(rows)
+        engine = engine_on(rows)
         if self.layers:
             engine.private = engine.private if kept is None else kept
             engine.ask(fit_personal_ask(self.model, self.theta, split(self.model, self.layers), fit))

@@ -35,7 +35,7 @@ from coterie.personal.measure import Fit, personal_start
 from coterie.phases import Phases, Prepared, model_for, prepare
 from coterie.protocol import Ask
 
-__all__ = ["Plan", "check_personal", "plan", "prepare_personal"]
+__all__ = ["Plan", "check_plan", "plan", "prepare_personal"]
 
 _BATCH = 10  # rows, as in the paper, when nobody says
 _SMALL_STEP = 0.01  # as in the paper: squared errors of such batches make networks diverge at 0.1 on real data
@@ -191,7 +191,7 @@ def _title(options: FitOptions) -> str:
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
-def check_personal(
+def check_plan(
     clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, clock: Clock | None = None
 ) -> None:
     """Refuse what cannot work, before anything is written."""
@@ -228,7 +228,7 @@ def check_personal(
 def _check_foreign(options: FitOptions) -> None:
     """Refuse options that would do nothing."""
     method, p = options.method, options.personal
-    for group in ("clusters", "moments", "mixture"):
+    for group in ("clusters", "moments", "mixture", "prior"):
         if name := first_given(options, group):
             raise ConfigError(f"{group}.{name} is set, and {method} has no use for it", "leave it out")
     if name := first_given(options, "training", set(TrainingOptions.model_fields) - _STEPS):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from coterie.algorithms import averaging, srpfl
 from coterie.algorithms.preparation import Scaling
 from coterie.baselines import Score, add_baselines, metric, newcomers, overall, score
-from coterie.config import FitOptions
+from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.data.schema import Schema
@@ -24,8 +24,9 @@ from coterie.models import Model
 from coterie.participation import Clock, WallClock, turn_out
 from coterie.personal.measure import Distribution
 from coterie.personal.model import Personal, trained
-from coterie.personal.plan import Plan, check_personal, plan, prepare_personal
-from coterie.phases import Phases, Prepared, Watch
+from coterie.personal.plan import Plan, check_plan, plan, prepare_personal
+from coterie.personal.prior import FromPrior, check_prior, from_prior, prior_title
+from coterie.phases import Phases, Prepared, Watch, prepare
 from coterie.protocol import Ask, Replies, Save
 
 __all__ = ["FittedPersonal", "check_personal", "fit_personal"]
@@ -86,6 +87,8 @@ def fit_personal(
         clock = clock or WallClock()  # far away, some are faster than others without being told to be
     check_personal(clients, options, module=module, clock=clock)
     phases = Phases(options, folder, every, watch)
+    if options.method in PRIOR:
+        return _fit_prior(phases, clients, began)
     made = prepare_personal(phases, clients, module)
     how = plan(options, made, clock)
     engine = engine_on(made.rows, participation=how.policy, clock=how.clock, seed=options.seed, store="fit")
@@ -101,6 +104,30 @@ def fit_personal(
         done.rounds, time.perf_counter() - began, how.clock is not None and not isinstance(how.clock, WallClock),
     )  # fmt: skip
     return replace(fitted, warnings=_warnings(fitted, how))
+
+
+def check_personal(
+    clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, clock: Clock | None = None
+) -> None:
+    """Refuse what cannot work, before anything is written."""
+    if options.method in PRIOR:
+        check_prior(clients, options, module=module)
+    else:
+        check_plan(clients, options, module=module, clock=clock)
+
+
+def _fit_prior(phases: Phases, clients: Clients, began: float) -> FittedPersonal:
+    """Fit linear models of clients' own."""
+    options, made = phases.options, prepare(phases, clients, None)
+    found = from_prior(phases, clients, made)
+    assert isinstance(found.fit, FromPrior)
+    scores, per_client = _measure(made, prior_title(found.fit), options, found)
+    if options.baselines:
+        add_baselines(phases, made, scores, per_client)
+    return FittedPersonal(
+        options, clients.schema, made.scaling, found, scores, per_client, _spread(made, options.method, per_client),
+        [], time.perf_counter() - began, False,
+    )  # fmt: skip
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

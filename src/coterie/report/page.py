@@ -21,7 +21,7 @@ from coterie.report.outliers import outliers
 from coterie.report.personal import personal
 from coterie.report.run_folder import Run, read_run
 
-__all__ = ["render", "write_report"]
+__all__ = ["page_parts", "render", "rendered", "write_page", "write_report"]
 
 # Names may hold anything; control characters have no place in HTML.
 _CONTROL = {code: "\ufffd" for code in range(32) if chr(code) not in "\t\n\r"}
@@ -41,7 +41,11 @@ def write_report(folder: Path) -> Path:
         The folder is not a run folder, or a file in it is broken.
     """
     folder = Path(folder)
-    page = render(read_run(folder))
+    return write_page(folder, render(read_run(folder)))
+
+
+def write_page(folder: Path, page: str) -> Path:
+    """Write `report.html` into a folder, whole or not at all, and return its path."""
     path = folder / "report.html"
     draft = folder / f".report.{os.getpid()}.tmp"
     try:
@@ -54,12 +58,17 @@ def write_report(folder: Path) -> Path:
 
 def render(run: Run) -> str:
     """Lay a run out as HTML."""
-    return _template().render(**_context(run)).translate(_CONTROL)
+    return rendered("report.html.j2", _context(run))
+
+
+def rendered(template: str, context: dict[str, Any]) -> str:
+    """Fill a template of this package in."""
+    return _template(template).render(**context).translate(_CONTROL)
 
 
 @cache
-def _template() -> Template:
-    """Compile the template once."""
+def _template(name: str) -> Template:
+    """Compile a template once."""
     environment = Environment(
         loader=PackageLoader("coterie.report", ""),
         autoescape=True,
@@ -67,26 +76,23 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _context(run: Run) -> dict[str, Any]:
     """Everything the template shows; what is None or empty is left out there."""
-    script = _file("report.js")
     table = summary.comparison(run)
     traffic, traffic_words = figures.bytes_by_round(run)
     happened, n_events = tables.events(run)
     python, shell = tables.how_to_load(run)
     return {
+        **page_parts(),
         "run": run,
-        "count": count,
-        "style": Markup(style() + _file("report.css")),
-        "script": Markup(script),
-        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "method": summary.method_name(run),
         "headline": summary.headline(run),
         "started": summary.started(run),
         "facts": summary.facts(run),
+        "why": run.results.get("why"),
         "warnings": [str(w) for w in run.results.get("warnings") or []],
         "comparison": table,
         "methods": None if table is None else figures.methods(run, table),
@@ -110,6 +116,17 @@ def _context(run: Run) -> dict[str, Any]:
         "versions": tables.settings({"coterie": run.info.get("coterie"), **run.part("versions")}),
         "python": python,
         "shell": shell,
+    }
+
+
+def page_parts() -> dict[str, Any]:
+    """What every page has: style, script, and how counts are written."""
+    script = _file("report.js")
+    return {
+        "count": count,
+        "style": Markup(style() + _file("report.css")),
+        "script": Markup(script),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from coterie.report.frame import N_COLOURS, Key, Plot, axis, colour, escape, marker, n, svg, ticks_below
 from coterie.report.numbers import TickFormat, decimals_for, fixed, plain_ticks
 
-__all__ = ["Line", "bars", "cluster_keys", "dot_keys", "dots", "drawn_line", "line_chart", "scatter", "stacked_area"]
+__all__ = [
+    "Line", "bars", "cluster_keys", "dot_keys", "dots", "drawn_line", "line_chart", "row_name", "scatter", "stacked_area",
+]  # fmt: skip
 
 WIDTH, HEIGHT = 480.0, 280.0
 LONGEST_NAME = 46
@@ -232,7 +234,7 @@ def bars(
     body = []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         y = 40.0 * i
-        body.append(_name(name, y + 12))
+        body.append(row_name(name, y + 12))
         if not math.isfinite(value):
             continue
         start, end = sorted((across.at(0.0), across.at(value)))
@@ -248,7 +250,7 @@ def bars(
     return svg(body, size=size, describe=title, title=title, standalone=standalone)
 
 
-def _name(name: str, y: float) -> str:
+def row_name(name: str, y: float) -> str:
     """Write the name of a row; a long one is cut, and whole when the pointer rests on it."""
     if len(name) <= LONGEST_NAME:
         return f'<text class="name" x="0" y="{n(y)}">{escape(name)}</text>'
@@ -278,7 +280,7 @@ def dots(
     for i, name in enumerate(names):
         y = 38.0 * i
         values = {c: column[i] for c, column in columns.items() if math.isfinite(column[i])}
-        body.append(_name(name, y + 13))
+        body.append(row_name(name, y + 13))
         if len(values) > 1:
             ends = [across.at(v) for v in values.values()]
             body.append(f'<path class="span" d="M{n(min(ends))} {n(y + 25)}H{n(max(ends))}"/>')

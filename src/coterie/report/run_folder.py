@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coterie.errors import RunError
 from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
 
-__all__ = ["Floats", "Metric", "Run", "number", "read_run"]
+__all__ = ["Floats", "Metric", "Run", "number", "read_run", "read_table"]
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +29,7 @@ _METRIC_NAMES = {
     "auc": "AUC",
     "nll": "NLL",
     "log_likelihood": "log-likelihood",
+    "log density": "log density",
 }
 _SHARES = ("accuracy", "balanced_accuracy")
 
@@ -204,11 +205,11 @@ def read_run(folder: Path) -> Run:
         raise RunError(f"'{path}' is not valid JSON: {error}", "the file was changed by hand or cut off") from None
     if not isinstance(info, dict):
         raise RunError(f"'{path}' does not hold a JSON object", "give the folder that `coterie fit --out` wrote")
-    rounds, clients = _table(folder / "rounds.parquet"), _table(folder / "clients.parquet")
+    rounds, clients = read_table(folder / "rounds.parquet"), read_table(folder / "clients.parquet")
     return Run(folder.resolve().name, info, rounds, clients, any(folder.glob("models/*.safetensors")))
 
 
-def _table(path: Path) -> dict[str, list[Any]]:
+def read_table(path: Path) -> dict[str, list[Any]]:
     """Read a Parquet file as columns of Python values; a file that is not there has no columns."""
     if not path.exists():
         return {}

@@ -24,6 +24,8 @@ _METHOD_NAMES = {
     "one_shot": "One-shot clustering",
     "moment-descent": "Moment descent",
     "mixture": "Mixture (FedGrEM)",
+    "shrunk": "Shrunk models",
+    "representation": "Linear representation",
     "global": "One model for all",
     "local": "One model per client",
 }

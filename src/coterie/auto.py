@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie fit --method auto`: compare structures, then fit the one that was chosen to all training rows."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from coterie.comparison.folder import about, write_comparison
+from coterie.comparison.run import Tell, compare
+from coterie.config import FitOptions, first_given, options
+from coterie.data.clients import Clients
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.runs import begin_run, settle_run
+
+__all__ = ["settled_run", "why"]
+
+_FOLDER = "comparison"
+_CHOSEN = ("training", "clusters", "moments", "mixture", "personal", "prior")  # options that the comparison decides
+
+
+def settled_run(
+    folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Tell | None = None
+) -> FitOptions:
+    """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's"""
+    _check(chosen)
+    new = begin_run(folder, chosen, command, clients)
+    try:
+        decided = _settled(clients, chosen, folder, command, watch)
+    except CoterieError:
+        if new:
+            shutil.rmtree(folder)  # nothing half-written
+        raise
+    settle_run(folder, decided)
+    return decided
+
+
+def _check(chosen: FitOptions) -> None:
+    """Refuse options of single methods, before anything is written."""
+    for group in _CHOSEN:
+        name = first_given(chosen, group)
+        if name is not None:
+            raise ConfigError(
+                f"{group}.{name} is set, and with --method auto the comparison decides",
+                "leave it out, or name a method",
+            )
+    name = first_given(chosen, "model")
+    if name is not None:
+        raise ConfigError(
+            f"model.{name} is set, and the comparison is about linear models", "leave it out, or name a method"
+        )
+
+
+def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Tell | None) -> FitOptions:
+    """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
+    inside = folder / _FOLDER
+    if not inside.exists():
+        found = compare(clients, seed=chosen.seed, watch=watch)
+        document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
+        write_comparison(inside, found, document)
+    return _with(chosen, _winner(inside))
+
+
+def _winner(inside: Path) -> dict[str, Any]:
+    """How `coterie fit` fits what was chosen."""
+    row = next(row for row in _read(inside)["rows"] if row["chosen"])
+    fit: dict[str, Any] = row["fit"]
+    if fit["method"] is None:
+        raise ConfigError(f"there is no method yet that fits what was chosen: {row['label']}", "name a method")
+    return fit
+
+
+def _with(chosen: FitOptions, fit: dict[str, Any]) -> FitOptions:
+    """Put the winner's options in place of auto's."""
+    tree = chosen.model_dump()
+    tree["method"] = fit["method"]
+    for name, value in fit["options"].items():
+        group, _, option = name.partition(".")
+        tree[group][option] = value
+    return options(tree)
+
+
+def why(folder: Path) -> dict[str, Any]:
+    """What a run's comparison said, for its results; nothing for a run whose method was named."""
+    if not (folder / _FOLDER).exists():
+        return {}
+    said = _read(folder / _FOLDER)
+    return {"why": {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}}
+
+
+def _read(inside: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((inside / "compare.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise RunError(f"{inside / 'compare.json'} cannot be read", "remove the folder, and resume the run") from None
+    return found

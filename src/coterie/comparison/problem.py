@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every structure is fitted to and judged by: a client's loss on its training rows and on its held-out rows, by fold.
+
+Rows carry the number of their fold as a last feature. There is one fit for every fold, on the rows of all the others, and a
+last one on all of them: that one is judged by test rows, whose number is `n_folds` and which nobody trains on. So the F =
+n_folds + 1 fits share every pass over the rows, and no fit sees what it is judged by.
+
+Models are linear: regression, log odds (two classes) or one output for every class. For regression, sums of products by fold
+are all that is needed of the rows; clients form them once and keep them as private state.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from coterie.protocol import Ask, Block, Replies, Save, Tensors
+
+__all__ = ["NOISE_ROWS", "Curves", "Problem", "Run", "answered", "curves", "keep_products", "noise_level"]
+
+Run = Generator[Ask | Save, Replies | None, Any]
+
+NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A linear model, and which rows are held out in turn.
+
+    Attributes
+    ----------
+    n_features : int
+        D, without the number of the fold.
+    n_classes : int
+        0 for regression; 1 where there is no target, and nothing linear to fit.
+    n_folds : int
+        V. Rows with this number are never trained on.
+    held : tuple of int
+        Numbers of the rows that are held out of the F fits.
+    """
+
+    n_features: int
+    n_classes: int
+    n_folds: int
+    held: tuple[int, ...]
+
+    @property
+    def n_outputs(self) -> int:
+        """One for regression and for two classes."""
+        return self.n_classes if self.n_classes > 2 else 1
+
+    @property
+    def n_parameters(self) -> int:
+        """P: weights and intercept of every output."""
+        return self.n_outputs * (self.n_features + 1)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether there is noise to estimate."""
+        return self.n_classes == 0
+
+    @property
+    def slopes(self) -> Tensor:
+        """[P] 1 for weights and 0 for intercepts, which nobody penalises."""
+        one = torch.ones(self.n_features + 1, dtype=torch.float64)
+        one[-1] = 0.0
+        return one.repeat(self.n_outputs)
+
+    @property
+    def fresh(self) -> Tensors:
+        """What clients keep: for regression, sums of products by fold."""
+        if not self.is_regression:
+            return {}
+        size = self.n_features + 2
+        return {"products": torch.zeros(self.n_folds + 1, size, size, dtype=torch.float64)}
+
+    @property
+    def scratch(self) -> int:
+        """Numbers that a pass over the rows holds for each row and fit."""
+        return 2 if self.is_regression else len(self.held) * (3 * max(self.n_classes, 2) + self.n_outputs**2)
+
+
+def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
+    """Ask, where there is no going on without answers."""
+    got = yield ask
+    assert got is not None
+    return got
+
+
+class Curves(Protocol):
+    """Losses of C clients, of F fits with J models each. Regression: half the squared errors; else minus log-likelihood."""
+
+    n: Tensor  # [F, 1, C] training rows
+    n_held: Tensor  # [F, 1, C]
+
+    def loss(self, theta: Tensor) -> Tensor:
+        """Sum over training rows.  [F, J, C | 1, P] -> [F, J, C]"""
+
+    def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, gradient and second derivatives on training rows.  -> [F, J, C], [F, J, C, P], [F, J | 1, C, P, P]"""
+
+    def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over held-out rows: the loss, and squared errors or rows predicted right.  -> [F, J, C] each"""
+
+
+def curves(problem: Problem, private: Tensors, data: Block) -> Curves:
+    """Look at a block of clients."""
+    if problem.is_regression:
+        return _Squares(problem, private["products"][0])
+    return _LogOdds(problem, data)
+
+
+def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
+    """A client's noise variance: its own squared errors, and the common variance as if it had been seen in some rows."""
+    return (NOISE_ROWS * common + 2 * half_squares) / (NOISE_ROWS + n)
+
+
+class _Squares:
+    """Regression from sums of products, kept by fold: [C, V + 1, Q, Q] with Q = D + 2 (features, intercept, target)."""
+
+    def __init__(self, problem: Problem, products: Tensor) -> None:
+        last = problem.n_folds
+        every = products[:, :last].sum(1, keepdim=True)
+        held = products[:, list(problem.held)]
+        judged_by_test = torch.tensor([h == last for h in problem.held]).view(1, -1, 1, 1)
+        train = torch.where(judged_by_test, every, every - held)
+        self.train, self.held = train.transpose(0, 1), held.transpose(0, 1)  # [F, C, Q, Q]
+        self.n, self.n_held = self.train[:, None, :, -2, -2], self.held[:, None, :, -2, -2]
+
+    def loss(self, theta: Tensor) -> Tensor:
+        return 0.5 * _squared_errors(self.train, theta)
+
+    def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a, b = self.train[..., :-1, :-1], self.train[..., :-1, -1]
+        gradient = torch.einsum("fcpq,fjcq->fjcp", a, theta.expand(-1, -1, a.shape[1], -1)) - b[:, None]
+        return self.loss(theta), gradient, a[:, None]
+
+    def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        squares = _squared_errors(self.held, theta)
+        return 0.5 * squares, squares
+
+
+def _squared_errors(products: Tensor, theta: Tensor) -> Tensor:
+    """[F, C, Q, Q], [F, J, C | 1, Q - 1] -> [F, J, C]; rounding may not make them negative."""
+    theta = theta.expand(-1, -1, products.shape[1], -1)
+    residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1)
+    return torch.einsum("fjcp,fcpq,fjcq->fjc", residual, products, residual).clamp(min=0.0)
+
+
+class _LogOdds:
+    """Classification: every pass looks at the rows."""
+
+    def __init__(self, problem: Problem, data: Block) -> None:
+        fold = data.x[..., -1]
+        self.problem, self.data = problem, data
+        self.x = torch.cat([data.x[..., :-1], torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
+        self.y = data.target
+        numbers = torch.tensor(problem.held, dtype=fold.dtype).view(-1, 1, 1)
+        self.held = ((fold == numbers) & data.real).to(self.x.dtype)  # [F, C, N]
+        self.train = ((fold != numbers) & (fold != problem.n_folds) & data.real).to(self.x.dtype)
+        self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
+
+    def loss(self, theta: Tensor) -> Tensor:
+        return -self._sum(self._log_p(theta), self.train)
+
+    def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_p = self._log_p(theta)  # [F, J, C, N, K]
+        first = log_p.shape[-1] - self.problem.n_outputs  # of two classes the first has log odds 0
+        p = log_p.exp()[..., first:]
+        there = torch.nn.functional.one_hot(self.y, log_p.shape[-1])[..., first:].to(p.dtype)
+        mask = self.train[:, None, ..., None]
+        gradient = torch.einsum("fjcno,cnd->fjcod", (p - there) * mask, self.x).flatten(-2)
+        return -self._sum(log_p, self.train), gradient, self._hessian(p * mask, p)
+
+    def _hessian(self, weighted: Tensor, p: Tensor) -> Tensor:
+        """Sum over rows of (diag(p) - p p^T) x x^T, from pairs of outputs and pairs of features.  -> [F, J, C, P, P]"""
+        outputs, size = p.shape[-1], self.x.shape[-1]
+        o, q = torch.triu_indices(outputs, outputs)
+        bend = torch.where(o == q, weighted[..., o], 0.0) - weighted[..., o] * p[..., q]  # [F, J, C, N, O (O + 1) / 2]
+        d, e = torch.triu_indices(size, size)
+        pairs = self.data.once("pairs of features", lambda: self.x[..., d] * self.x[..., e])
+        flat = bend.permute(2, 0, 1, 4, 3).flatten(1, 3) @ pairs  # [C, F J O.., D..]
+        packed = flat.view(len(flat), *p.shape[:2], len(o), len(d)).movedim(0, 2)  # [F, J, C, O.., D..]
+        half = packed.new_empty(*packed.shape[:-1], size, size)
+        half[..., d, e] = packed
+        half[..., e, d] = packed
+        full = half.new_empty(*half.shape[:3], outputs, size, outputs, size)
+        full[..., o, :, q, :] = half.movedim(3, 0)
+        full[..., q, :, o, :] = half.movedim(3, 0)
+        out: Tensor = full.flatten(-2).flatten(-3, -2)
+        return out
+
+    def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = self._log_p(theta)
+        right = (log_p.argmax(-1) == self.y).to(log_p.dtype)
+        return -self._sum(log_p, self.held), torch.einsum("fjcn,fcn->fjc", right, self.held)
+
+    def _log_p(self, theta: Tensor) -> Tensor:
+        """Log probability of every class.  [F, J, C | 1, P] -> [F, J, C, N, K]"""
+        weights = theta.reshape(*theta.shape[:-1], self.problem.n_outputs, -1).expand(-1, -1, len(self.x), -1, -1)
+        scores = torch.einsum("cnd,fjcod->fjcno", self.x, weights)
+        if self.problem.n_outputs == 1:
+            scores = torch.cat([torch.zeros_like(scores), scores], -1)
+        return scores.log_softmax(-1)
+
+    def _sum(self, log_p: Tensor, mask: Tensor) -> Tensor:
+        index = self.y.expand(log_p.shape[:-1])[..., None]
+        return torch.einsum("fjcn,fcn->fjc", log_p.gather(-1, index)[..., 0], mask)
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def keep_products(
+    shared: dict[str, Problem], each: Tensors, private: Tensors, data: Block, /
+) -> tuple[Tensors, Tensors]:
+    """Form sums of products by fold, once, and keep them."""
+    problem = shared["problem"]
+    one = torch.ones_like(data.x[..., :1])
+    z = torch.cat([data.x[..., :-1], one, data.target[..., None].to(data.x.dtype)], -1) * data.real[..., None]
+    z_t, fold = z.transpose(1, 2), data.x[..., -1:]
+    made = torch.stack([torch.bmm(z_t, z * (fold == number)) for number in range(problem.n_folds + 1)], 1)
+    return {"n": data.n[None]}, {"products": made[None]}

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison found: how every structure does, which one was chosen, and what is known of every client."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ORDER", "Comparison", "Difference", "FitAdvice", "Grouping", "Structure", "Trial"]
+
+ORDER = ("global", "clusters", "representation", "local", "shrunk", "mixture")  # the simplest first
+
+Setting = dict[str, int | float | str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A structure's score minus another's, paired over judged clients that are no outliers; above 0 it is better.
+
+    `low` and `high` are the ends of a 95 % interval (t distribution), in nats per row.
+    """
+
+    mean: float
+    stderr: float
+    low: float
+    high: float
+    clients: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval does not contain 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting that was tried, and its cross-validated score."""
+
+    setting: Setting
+    label: str
+    score: float
+    stderr: float
+
+
+@dataclass(frozen=True)
+class FitAdvice:
+    """How `coterie fit` fits a structure: a method (None: there is none), and options by their flat names."""
+
+    method: str | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """How one structure does, with its best setting.
+
+    Scores are mean log-likelihoods of a held-out row, metrics RMSE, accuracy or log density; all are means over judged
+    clients. Without a prefix they are cross-validated on training rows; `test_` is on test rows, `new_` on held-out clients.
+    """
+
+    name: str
+    setting: Setting
+    label: str
+    score: float
+    stderr: float
+    metric: float
+    metric_stderr: float
+    test_metric: float | None
+    test_stderr: float | None
+    test_score: float | None
+    test_overall: float | None  # over all test rows together
+    test_r2: float | None
+    new_metric: float | None
+    new_stderr: float | None
+    new_score: float | None
+    versus_global: Difference | None
+    versus_chosen: Difference | None
+    test_versus_global: Difference | None
+    as_good: bool  # within one standard error of the best structure
+    trials: tuple[Trial, ...]
+    client_score: np.ndarray  # [M]
+    client_test_metric: np.ndarray  # [M]
+    client_test_score: np.ndarray  # [M]
+    models: np.ndarray | None  # [K, D + 1] in original units, intercept last
+    fit: FitAdvice
+    test_metric_versus_global: Difference | None = None  # in the metric's units: of errors, below 0 is better
+    new_versus_global: Difference | None = None  # likewise, on held-out clients
+    client_new_metric: np.ndarray | None = None  # [N] of held-out clients
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """The groups that clusters found, whatever was chosen in the end."""
+
+    labels: np.ndarray  # [M]
+    sizes: np.ndarray  # [K]
+    profile: (
+        np.ndarray
+    )  # [K, D] target's units per standard deviation of a feature; of classes, log odds [K, (classes,) D]
+    features: tuple[str, ...]
+    stability: float  # mean adjusted Rand index over folds and restarts
+    agreement: np.ndarray  # [M] share of the folds in which a client is in its cluster
+    margin: np.ndarray  # [M] how much worse the runner-up serves, in nats per row
+    map: np.ndarray  # [M, 2]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """All that came of a comparison."""
+
+    task: str
+    target: str | None
+    metric: str  # "rmse", "accuracy" or "log density"
+    chosen: str
+    structures: tuple[Structure, ...]
+    names: np.ndarray  # [M]
+    rows: np.ndarray  # [M] training rows
+    judged: np.ndarray  # [M] whether a client has rows enough to be judged
+    too_small: tuple[str, ...]
+    outliers: tuple[str, ...]
+    outlier_score: np.ndarray  # [M]
+    worse_off: tuple[str, ...]
+    gain: np.ndarray  # [M] chosen minus global, nats per row
+    grouping: Grouping | None
+    seconds: float
+    seed: int
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Structure:
+        return next(one for one in self.structures if one.name == name)
+
+    @property
+    def best(self) -> Structure:
+        """The structure with the best score."""
+        return max(self.structures, key=lambda one: one.score)
+
+    def document(self) -> dict[str, Any]:
+        """All but what is known of single clients, as JSON can say it."""
+        return {
+            "chosen": self.chosen,
+            "settings": {one.name: one.setting for one in self.structures},
+            "task": self.task,
+            "target": self.target,
+            "metric": self.metric,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "protocol": self.settings,
+            "n_clients": len(self.names),
+            "n_judged": int(self.judged.sum()),
+            "rows": [_row(one, self) for one in self.structures],
+            "grouping": None if self.grouping is None else _said(self.grouping),
+            "outliers": list(self.outliers),
+            "too_small": list(self.too_small),
+            "worse_off": list(self.worse_off),
+            "notes": list(self.notes),
+        }
+
+
+def _row(one: Structure, found: Comparison) -> dict[str, Any]:
+    """A row of the table: on test rows where there are any, else cross-validated."""
+    tested = one.test_metric is not None
+    plain = ("score", "test_score", "test_overall", "test_r2", "new_metric", "new_stderr", "new_score", "as_good")
+    differences = ("versus_global", "versus_chosen", "test_versus_global")
+    return {
+        "structure": one.name,
+        "setting": one.setting,
+        "label": one.label,
+        "metric": found.metric,
+        "mean": one.test_metric if tested else one.metric,
+        "stderr": one.test_stderr if tested else one.metric_stderr,
+        "rows": "test" if tested else "cross-validation",
+        "score_stderr": one.stderr,
+        "cv_metric": one.metric,
+        "cv_metric_stderr": one.metric_stderr,
+        **{name: getattr(one, name) for name in plain},
+        **{name: None if (d := getattr(one, name)) is None else asdict(d) for name in differences},
+        "chosen": one.name == found.chosen,
+        "trials": [asdict(trial) for trial in one.trials],
+        "models": None if one.models is None else one.models.tolist(),
+        "fit": asdict(one.fit),
+    }
+
+
+def _said(groups: Grouping) -> dict[str, Any]:
+    return {
+        "sizes": groups.sizes.tolist(),
+        "stability": groups.stability,
+        "features": list(groups.features),
+        "profile": groups.profile.tolist(),
+    }

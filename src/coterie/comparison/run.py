@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare structures: one protocol for all, the choice, and what comes of it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from coterie.comparison.choice import OUTLIER, outlying, simplest
+from coterie.comparison.clusters import Clusters
+from coterie.comparison.density import density_newcomers, fit_densities
+from coterie.comparison.folds import support_and_query, thinned, with_support
+from coterie.comparison.prior import Prior
+from coterie.comparison.result import ORDER, Comparison
+from coterie.comparison.structures import (
+    Effort,
+    Found,
+    Run,
+    begin,
+    clusters,
+    common_model,
+    local,
+    map_of_clients,
+    mixture,
+    on_newcomers,
+    representation,
+    shrunk,
+)
+from coterie.comparison.summary import Evidence, summarised
+from coterie.comparison.task import Task, checked
+from coterie.data.clients import Clients
+from coterie.engines.in_process import InProcess
+from coterie.protocol import Save
+
+__all__ = ["Tell", "compare"]
+
+Tell = Callable[[str, int, int], None]
+
+MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
+_SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
+_CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
+_QUICK = Effort(rounds=8, mixture_rounds=20, steps=10, starts=2, max_clusters=4, max_rank=4, max_components=2)
+
+
+def compare(
+    clients: Clients,
+    *,
+    structures: Sequence[str] | None = None,
+    folds: int = 5,
+    max_clusters: int = 8,
+    max_rank: int = 8,
+    max_components: int = 4,
+    few_shot: int = 5,
+    seed: int = 0,
+    quick: bool = False,
+    tolerance: float = 0.005,
+    watch: Tell | None = None,
+) -> Comparison:
+    """Find out which structure clients have.
+
+    Every structure is fitted by cross-validation within clients, its settings and the structure itself are chosen by the
+    mean log-likelihood of held-out rows, and then measured on test rows and new clients, which have no part in any choice.
+
+    Parameters
+    ----------
+    clients : Clients
+        Training rows; test rows and new clients, where there are any, only measure.
+    structures : sequence of str, optional
+        Which to compare; "global" is always there. All by default.
+    folds : int
+        V of the cross-validation. Clients with fewer training rows take part, but are not judged.
+    max_clusters, max_rank, max_components : int
+        Largest settings that are tried.
+    few_shot : int
+        Labelled rows of every new client.
+    quick : bool
+        Fewer settings and starts, and less patience.
+    tolerance : float
+        A simpler structure is as good if its score is worse by no more than this (or by one standard error): 0.005 is half a
+        percent of the error.
+    watch : callable, optional
+        Told what is done, how much of it, and of how much.
+    """
+    began = time.perf_counter()
+    wanted = checked(clients, structures, folds, few_shot)
+    most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
+    effort = replace(Effort() if clients.schema.task == "regression" else _CLASSES, **most)
+    if quick:
+        effort = replace(_QUICK, **{name: min(given, getattr(_QUICK, name)) for name, given in most.items()})
+    task = Task.of(clients, folds, few_shot, seed)
+    told = _teller(watch, wanted)
+    if clients.schema.task == "none":
+        evidence, new = _densities(task, wanted, effort, tolerance, told)
+        place = None
+    else:
+        found, place = _fitted(task, wanted, effort, told)
+        evidence = _chosen(task, found, tolerance)
+        new = {} if task.newcomers is None else _new_clients(task, evidence)
+    told("")
+    settings = {
+        "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick, **most,
+    }  # fmt: skip
+    made = summarised(clients, task.problem, task.scaling, evidence, new, place)
+    return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
+
+
+def _teller(watch: Tell | None, wanted: tuple[str, ...]) -> Callable[[str], None]:
+    """Count what is begun."""
+    begun: list[str] = []
+
+    def told(name: str) -> None:
+        if watch is not None:
+            watch(name or "done", len(begun) if name else len(wanted), len(wanted))
+        begun.extend([name] if name in wanted else [])
+
+    return told
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+def _fitted(
+    task: Task, wanted: tuple[str, ...], effort: Effort, told: Callable[[str], None]
+) -> tuple[dict[str, Found], Tensor]:
+    """Fit and judge all structures."""
+    found: dict[str, Found] = {}
+    place: list[Tensor] = []
+
+    def program(state: None) -> Run:
+        yield from begin(task.problem)
+        told("global")
+        found["global"] = yield from common_model(task.problem, effort)
+        base, penalty = _base(found["global"], task.judged)
+        for name in ("local", "shrunk", "representation", "clusters"):
+            if name == "shrunk" or name in wanted:  # others begin with what is learnt for it
+                told(name)
+                found[name] = yield from _structure(name, task, effort, found, base, penalty)
+                yield Save(None)
+        place.append((yield from map_of_clients(task.problem, base, _free(found["shrunk"]))))
+
+    InProcess(task.rows).run([program])
+    if "mixture" in wanted and task.problem.is_regression:
+        told("mixture")
+        found["mixture"] = _mixture(task, effort, found["global"])
+    return {name: found[name] for name in ORDER if name in wanted and name in found}, place[0]
+
+
+def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
+    """The model for all with the best penalty."""
+    best = int(common.judged.score[:, judged].mean(1).argmax())
+    fit = common.fits[best]
+    assert isinstance(fit, Clusters)
+    return fit, float(common.settings[best]["penalty"])
+
+
+def _free(found: Found) -> Prior:
+    last = found.fits[-1]
+    assert isinstance(last, Prior)
+    return last
+
+
+def _structure(name: str, task: Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float) -> Run:
+    """Fit and judge one structure.  -> Found, or None where clients or features are too few"""
+    problem, m = task.problem, task.n_clients
+    if name == "local":
+        return (yield from local(problem, effort, base))
+    if name == "shrunk":
+        return (yield from shrunk(problem, effort, base))
+    if name == "representation":
+        most = max(1, min(effort.max_rank, problem.n_parameters // 2, m // 2))
+        return (yield from representation(problem, effort, base, _free(found["shrunk"]), most))
+    most = max(2, min(effort.max_clusters, m // 2))
+    return (yield from clusters(problem, effort, base, most, penalty, max(2, -(-m // 30)), task.seed))
+
+
+def _mixture(task: Task, effort: Effort, common: Found) -> Found:
+    """Mixtures within clients, with at most so many rows of each."""
+    base, _ = _base(common, task.judged)
+    best = int(common.judged.score[:, task.judged].mean(1).argmax())
+    rows = thinned(task.rows, MIXTURE_ROWS, task.seed)
+
+    def program(state: None) -> Run:
+        return (yield from mixture(task.problem, effort, base, common.judged.at(best), task.seed))
+
+    found: Found = InProcess(rows).run([program]).states[0]
+    return found
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+def _chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
+    """Choose settings, find outliers, choose settings without them, and then the structure."""
+    nobody = torch.zeros_like(task.judged)
+    settings = {name: _setting(one, task.judged, tolerance) for name, one in found.items()}
+    shared = torch.stack([_score(found[name], settings[name], task.judged) for name in _SHARED if name in found])
+    score = outlying(shared, found["global"].judged.rows)
+    odd = (score > OUTLIER) & task.judged
+    if int((task.judged & ~odd).sum()) < 2:
+        odd = nobody
+    counted = task.judged & ~odd
+    settings = {name: _setting(one, counted, tolerance) for name, one in found.items()}
+    scores = torch.stack([_score(one, settings[name], counted) for name, one in found.items()])
+    may = [not one.eligible or any(one.eligible) for one in found.values()]
+    winner = list(found)[simplest(scores, tolerance, may)]
+    return Evidence(found, settings, winner, task.judged, odd, score, tolerance)
+
+
+def _score(one: Found, setting: int, counted: Tensor) -> Tensor:
+    """[M] NaN for who does not count."""
+    return torch.where(counted, one.judged.score[setting], torch.nan)
+
+
+def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
+    scores = torch.where(counted, one.judged.score, torch.nan)
+    if one.free:
+        return int(scores.nanmean(1).argmax())
+    return simplest(scores, tolerance, one.eligible)
+
+
+# -- new clients ------------------------------------------------------------------------------------------------------
+def _new_clients(task: Task, evidence: Evidence) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
+    assert task.newcomers is not None
+    problem = replace(task.problem, held=(task.problem.n_folds,))
+    rows = with_support(task.newcomers, task.few_shot, problem.n_folds, task.seed)
+    out: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def program(state: None) -> Run:
+        yield from begin(problem)
+        for name, one in evidence.found.items():
+            out[name] = yield from on_newcomers(one, evidence.settings[name], problem)
+
+    InProcess(rows).run([program])
+    return out
+
+
+# -- without a target -------------------------------------------------------------------------------------------------
+def _densities(
+    task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, told: Callable[[str], None]
+) -> tuple[Evidence, dict[str, tuple[Tensor, Tensor, Tensor]]]:
+    """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
+    found, fits = fit_densities(task.train, task.test, wanted, effort, task.problem.n_folds, task.seed, told)
+    evidence = _chosen(task, found, tolerance)
+    new: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    if task.newcomers is not None:
+        support, query = support_and_query(task.newcomers, task.few_shot, task.seed)
+        for name in ("global", "mixture"):
+            if name in found:
+                fit = fits[name][evidence.settings[name]]
+                new[name] = density_newcomers(fit, support, query, own=name == "mixture")
+    return evidence, new

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients whose structure is planted: groups, low-rank heads, deviations from a common model, and others.
+
+Every client has rows x ~ N(0, I) and y = <x, w> + b + noise. Models have unit length on average, so that the signal's
+deviation is 1 and `noise` is relative to it.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from coterie import keys
+from coterie.data.ragged import Ragged
+from coterie.errors import ConfigError
+
+__all__ = ["Truth", "planted_structure"]
+
+Truth = Literal["global", "clusters", "representation", "shrunk", "local", "mixture"]
+
+
+def planted_structure(
+    truth: Truth,
+    size: int = 1,
+    *,
+    n_clients: int,
+    rows: int,
+    n_features: int,
+    noise: float,
+    outliers: float = 0.0,
+    seed: int,
+) -> Ragged:
+    """Draw clients.
+
+    Parameters
+    ----------
+    truth : str
+        What they have in common: everything; a group's model; a subspace; a centre around which they deviate by half of
+        the signal's variance; nothing; or components, of which every row has one, in proportions of the client's own.
+    size : int
+        Groups, dimensions of the subspace, or components.
+    noise : float
+        Standard deviation.
+    outliers : float
+        Share of the clients that have a model of their own, three times as long.
+    """
+    if truth not in get_args(Truth):
+        raise ConfigError(f"there is no structure {truth!r} to plant", f"choose among {', '.join(get_args(Truth))}")
+    if not 1 <= size <= n_clients or min(rows, n_features) < 1 or noise < 0 or not 0 <= outliers < 1:
+        raise ConfigError(f"cannot plant {truth} of size {size} at {n_clients} clients", "sizes are at least 1")
+    draw = keys.generator(seed, "planted structure")
+    x = torch.randn(n_clients, rows, n_features, generator=draw, dtype=torch.float64)
+    x1 = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    models = _models(truth, size, n_clients, n_features + 1, draw)
+    if truth == "mixture":
+        clean = _mixed(x1, models[:size], draw)
+    else:
+        odd = torch.randperm(n_clients, generator=draw)[: round(outliers * n_clients)]
+        models[odd] = 3.0 * _normal(len(odd), n_features + 1, draw)
+        clean = torch.einsum("cnd,cd->cn", x1, models)
+    y = clean + noise * torch.randn(n_clients, rows, generator=draw, dtype=torch.float64)
+    return Ragged.from_blocks(x, y)
+
+
+def _normal(n: int, size: int, draw: torch.Generator) -> Tensor:
+    """Models of unit length on average.  [n, size]"""
+    return torch.randn(n, size, generator=draw, dtype=torch.float64) / math.sqrt(size)
+
+
+def _models(truth: Truth, size: int, n_clients: int, n_parameters: int, draw: torch.Generator) -> Tensor:
+    """Every client's model; for mixtures the components come first.  [M, P]"""
+    if truth in ("global", "clusters"):
+        return _normal(size if truth == "clusters" else 1, n_parameters, draw)[torch.arange(n_clients) % size]
+    if truth == "representation":
+        basis = torch.linalg.qr(torch.randn(n_parameters, size, generator=draw, dtype=torch.float64)).Q
+        within: Tensor = _normal(n_clients, size, draw) @ basis.T
+        return within
+    if truth == "shrunk":
+        return math.sqrt(0.5) * (_normal(1, n_parameters, draw) + _normal(n_clients, n_parameters, draw))
+    return _normal(n_clients, n_parameters, draw)
+
+
+def _mixed(x: Tensor, components: Tensor, draw: torch.Generator) -> Tensor:
+    """Rows of which each has one of the components, in proportions of the client's own.  [M, N]"""
+    weights = torch.rand(len(x), len(components), generator=draw, dtype=torch.float64) + 0.25
+    label = torch.multinomial(weights, x.shape[1], replacement=True, generator=draw)  # [M, N]
+    return torch.einsum("cnd,cnd->cn", x, components[label])

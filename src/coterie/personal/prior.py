@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear models of clients' own, drawn from what is known of everybody's: local, shrunk, and low-rank models.
+
+The arithmetic is that of the comparison (`coterie.comparison.prior`): a client's model is m + B v, with v ~ N(0, I). Here
+it is fitted to all training rows, kept, and used for clients that come later.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.comparison.folds import with_folds
+from coterie.comparison.prior import OWN, Prior, judge_effects_ask
+from coterie.comparison.problem import Problem
+from coterie.comparison.result import Setting
+from coterie.comparison.run import compare
+from coterie.comparison.structures import Run, begin, prior_for
+from coterie.config import PRIOR, FitOptions, first_given
+from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
+from coterie.data.remote import RemoteRows
+from coterie.engines.in_process import InProcess
+from coterie.errors import ConfigError, DataError
+from coterie.models import Dense, Model
+from coterie.personal.model import Personal
+from coterie.phases import Phases, Prepared, model_for
+
+__all__ = ["FromPrior", "check_prior", "from_prior", "prior_title"]
+
+_SETTINGS = {"local": "penalty", "shrunk": "prior", "representation": "rank"}  # what the comparison calls them
+_TITLES = {"local": "one model each", "shrunk": "shrunk models", "representation": "representation"}
+
+
+@dataclass(frozen=True)
+class FromPrior:
+    """How a client that has no model gets one: from the prior, and from its labelled rows.
+
+    Attributes
+    ----------
+    structure : str
+        "local", "shrunk" or "representation".
+    setting : dict
+        A penalty, what clients differ in, or a rank.
+    prior : Prior
+        One fit with one setting.
+    model : Dense
+        What the prior is about: linear regression, or log odds of classes.
+    """
+
+    structure: str
+    setting: Setting
+    prior: Prior
+    model: Dense
+
+    @property
+    def start(self) -> Tensor:
+        """[P] the model of a client that has shown nothing."""
+        return as_dense(self.model, self.prior.mean[-1, 0])
+
+    def fitted(self, rows: Ragged) -> Tensor:
+        """Models of clients from their rows; they stay with the clients.  [C, P]"""
+        problem = _problem(self.model)
+        engine = InProcess(with_folds(rows, None, 1, 0))
+
+        def program(state: None) -> Run:
+            yield from begin(problem)
+            yield judge_effects_ask(self.prior, problem, self.structure, keep=0)
+
+        engine.run([program])
+        return as_dense(self.model, engine.worker.private[0][OWN][:, -1])
+
+
+def _problem(model: Dense) -> Problem:
+    """What the comparison calls a linear model; all rows are of fold 0, so that all of them are learnt from."""
+    n_classes = model.n_outputs if model.loss == "cross_entropy" else 0
+    return Problem(model.sizes[0], n_classes, 1, (1,))
+
+
+def as_dense(model: Dense, theta: Tensor) -> Tensor:
+    """Weights and intercept, output by output, in the order of `Dense`; of two classes the first has log odds 0.
+
+    theta [..., O (D + 1)] -> [..., P]
+    """
+    outputs = theta.reshape(*theta.shape[:-1], -1, model.sizes[0] + 1)
+    if outputs.shape[-2] < model.n_outputs:
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], -2)
+    return torch.cat([outputs[..., :-1].flatten(-2), outputs[..., -1]], -1)
+
+
+def from_prior(phases: Phases, clients: Clients, made: Prepared) -> Personal:
+    """Fit a prior to all training rows, and every client's model to its own."""
+    model, structure = made.model, phases.options.method
+    assert isinstance(model, Dense)
+    setting = _setting(phases.options) or _chosen(clients, phases)
+    rows = with_folds(made.rows, None, 1, 0)
+    program = prior_for(structure, setting, _problem(model))
+    prior: Prior = InProcess(rows).run([lambda state: program]).states[0]
+    fit = FromPrior(structure, setting, prior, model)
+    return Personal(model, (), fit.start, made.rows.names, fit.fitted(made.rows), fit)
+
+
+def _setting(options: FitOptions) -> Setting | None:
+    """The setting that the options give, as the comparison calls it."""
+    value = getattr(options.prior, PRIOR[options.method])
+    return None if value is None else {_SETTINGS[options.method]: value}
+
+
+def _chosen(clients: Clients, phases: Phases) -> Setting:
+    """Choose the setting by cross-validation within clients."""
+    structure = phases.options.method
+    return compare(clients, structures=(structure,), seed=phases.options.seed)[structure].setting
+
+
+def prior_title(fit: FromPrior) -> str:
+    """The method with its setting."""
+    ((_, value),) = fit.setting.items()
+    said = {"local": f"penalty {value:g}" if isinstance(value, float) else "", "representation": f"rank {value}"}
+    return f"{_TITLES[fit.structure]}, {said.get(fit.structure, f'spread {value}')}"
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+def check_prior(clients: Clients, options: FitOptions, *, module: Any = None) -> None:
+    """Refuse what cannot work, before anything is written."""
+    method = options.method
+    _check_foreign(options)
+    if isinstance(clients.train, RemoteRows):
+        raise ConfigError(
+            f"{method} is fitted where the rows are at hand", "on Flower, take fedrep, ifca or another method"
+        )
+    if clients.schema.task == "none":
+        raise DataError(f"{method} needs a target to learn", "name its column with --target, or pass y")
+    model: Model = model_for(clients, options, module)
+    if not isinstance(model, Dense) or not model.is_linear or not model.intercept:
+        raise ConfigError(
+            f"{method} is for linear models with an intercept", "leave hidden layers and model.intercept out"
+        )
+    if options.prior.rank is not None and options.prior.rank > model.sizes[0]:
+        raise ConfigError(f"rank {options.prior.rank} is more than the {model.sizes[0]} features", "ask for less")
+    enough = int((clients.train.counts >= 5).sum())
+    if _setting(options) is None and enough < 2:
+        raise DataError(
+            f"{enough} clients have 5 training rows, and prior.{PRIOR[method]} is chosen by cross-validation within clients",
+            f"give it: --set prior.{PRIOR[method]}=...",
+        )
+
+
+def _check_foreign(options: FitOptions) -> None:
+    """Refuse options that would do nothing."""
+    method = options.method
+    known: Mapping[str, set[str]] = {"prior": {PRIOR[method]}, "model": {"degree", "hidden", "intercept"}}
+    for group in ("training", "clusters", "moments", "mixture", "personal", "prior", "model"):
+        name = first_given(options, group, known.get(group, set()))
+        if name is None:
+            continue
+        whose = [one for one, own in PRIOR.items() if own == name and group == "prior"]
+        raise ConfigError(
+            f"{group}.{name} is set, and {method} has no use for it",
+            f"it is for --method {whose[0]}" if whose else "leave it out",
+        )
