@@ -87,7 +87,9 @@ def test_comparison_that_was_finished_is_not_repeated(
     assert (found.method, found.clusters.n_clusters, found.clusters.n_init) == ("ifca", 2, 5)
 
 
-@pytest.mark.parametrize("words", [("--clusters", "2"), ("--rounds", "3"), ("--hidden", "4"), ("--rank", "1")])
+@pytest.mark.parametrize(
+    "words", [("--clusters", "2"), ("--rounds", "3"), ("--set", "model.degree=2"), ("--rank", "1")]
+)
 def test_options_of_single_methods_are_refused(data: Path, tmp_path: Path, words: tuple[str, str]) -> None:
     said, hint = refused("fit", data, *ASKED, *words, "--out", tmp_path / "a")
     assert "comparison" in said

@@ -107,7 +107,6 @@ def test_default_folder_is_new(data: Path, tmp_path: Path, monkeypatch: pytest.M
         (("--client", "nowhere", "--target", "y"), "nowhere"),
         (("--client", "site", "--target", "y", "--task", "ranking"), "ranking"),
         (("--client", "site", "--target", "y", "--test-size", "2"), "2"),
-        (("--client", "site", "--target", "y", "--hidden", "8"), "linear models"),
     ],
 )
 def test_bad_input_is_refused_and_nothing_is_written(

@@ -118,8 +118,8 @@ def test_command_is_quoted_and_says_what_was_asked() -> None:
         path="my data.csv", client="the site", target="$y", missing="mean", task="regression", min_rows=3,
         exclude=("a b", "c"), categorical=("code",),
     )  # fmt: skip
-    advice = FitAdvice("ifca", {"clusters.n_clusters": 3, "clusters.n_init": 5, "clusters.soft": True})
-    command = fit_command(data, advice, seed=4, hidden=(8, 4))
+    how = {"model.hidden": [8, 4], "clusters.n_clusters": 3, "clusters.n_init": 5, "clusters.soft": True}
+    command = fit_command(data, FitAdvice("ifca", how), seed=4)
     assert command is not None
     assert shlex.split(command) == [
         "coterie", "fit", "my data.csv", "--client", "the site", "--target", "$y", "--missing", "mean",

@@ -44,10 +44,11 @@ def _check(chosen: FitOptions) -> None:
                 f"{group}.{name} is set, and with --method auto the comparison decides",
                 "leave it out, or name a method",
             )
-    name = first_given(chosen, "model")
+    name = first_given(chosen, "model", {"hidden"})
     if name is not None:
         raise ConfigError(
-            f"model.{name} is set, and the comparison is about linear models", "leave it out, or name a method"
+            f"model.{name} is set, and the comparison is about linear models and networks without it",
+            "leave it out, or name a method",
         )
 
 
@@ -55,7 +56,7 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, w
     """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
     inside = folder / _FOLDER
     if not inside.exists():
-        found = compare(clients, seed=chosen.seed, watch=watch)
+        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
         write_comparison(inside, found, document)
     return _with(chosen, _winner(inside))
@@ -66,7 +67,10 @@ def _winner(inside: Path) -> dict[str, Any]:
     row = next(row for row in _read(inside)["rows"] if row["chosen"])
     fit: dict[str, Any] = row["fit"]
     if fit["method"] is None:
-        raise ConfigError(f"there is no method yet that fits what was chosen: {row['label']}", "name a method")
+        raise ConfigError(
+            f"there is no method yet that fits what was chosen: {row['label']}",
+            "name a method; `coterie compare` shows how the others do",
+        )
     return fit
 
 

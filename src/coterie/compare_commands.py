@@ -34,7 +34,6 @@ from coterie.comparison.run import compare
 from coterie.comparison.words import fit_command
 from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
-from coterie.errors import ConfigError
 from coterie.screen import counting, err, show_comparison, warn
 
 __all__ = ["compare_command"]
@@ -51,7 +50,7 @@ def compare_command(
         Path | None, typer.Option("--out", help="Folder of the results; a new one under runs/ by default.")
     ] = None,
     hidden: Hidden = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer folds, restarts and settings.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer restarts and settings, and less patience.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     missing: Missing = None,
     task: TaskName = None,
@@ -68,8 +67,6 @@ def compare_command(
         test_size=test_size, new_clients=_NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
-    if chosen.model.hidden:
-        raise ConfigError("networks are not compared: only linear models are", "leave --hidden out")
     folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
     check_free(folder)
     clients = _read(chosen, default=new_clients is None)
@@ -77,8 +74,8 @@ def compare_command(
         err.print(f"{clients!r}; seed {seed}")
     warn(left_out(clients))
     with counting() as watch:
-        found = compare(clients, seed=seed, quick=quick, watch=watch)
-    fit = fit_command(chosen.data, found[found.chosen].fit, seed=seed, hidden=chosen.model.hidden)
+        found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
+    fit = fit_command(chosen.data, found[found.chosen].fit, seed=seed)
     command = "coterie " + shlex.join(sys.argv[1:])
     document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
     report = write_comparison(folder, found, document)

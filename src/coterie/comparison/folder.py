@@ -93,6 +93,7 @@ def clients_table(found: Comparison) -> pa.Table:
     if groups is not None:
         columns |= {"label": groups.labels, "agreement": _with_nulls(groups.agreement)}
         columns |= {"margin": _with_nulls(groups.margin)}
+    if groups is not None and groups.map is not None:
         columns |= {"map_x": _with_nulls(groups.map[:, 0]), "map_y": _with_nulls(groups.map[:, 1])}
     for one in found.structures:
         columns[f"score_{one.name}"] = _with_nulls(one.client_score)

@@ -95,13 +95,13 @@ class Grouping:
     labels: np.ndarray  # [M]
     sizes: np.ndarray  # [K]
     profile: (
-        np.ndarray
-    )  # [K, D] target's units per standard deviation of a feature; of classes, log odds [K, (classes,) D]
+        np.ndarray | None
+    )  # [K, D] target per standard deviation of a feature; of classes, log odds [K, (classes,) D]
     features: tuple[str, ...]
     stability: float  # mean adjusted Rand index over folds and restarts
     agreement: np.ndarray  # [M] share of the folds in which a client is in its cluster
     margin: np.ndarray  # [M] how much worse the runner-up serves, in nats per row
-    map: np.ndarray  # [M, 2]
+    map: np.ndarray | None  # [M, 2]; networks have neither a profile nor a map
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,5 +187,5 @@ def _said(groups: Grouping) -> dict[str, Any]:
         "sizes": groups.sizes.tolist(),
         "stability": groups.stability,
         "features": list(groups.features),
-        "profile": groups.profile.tolist(),
+        "profile": None if groups.profile is None else groups.profile.tolist(),
     }

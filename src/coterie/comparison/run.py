@@ -12,6 +12,7 @@ from coterie.comparison.choice import OUTLIER, outlying, simplest
 from coterie.comparison.clusters import Clusters
 from coterie.comparison.density import density_newcomers, fit_densities
 from coterie.comparison.folds import support_and_query, thinned, with_support
+from coterie.comparison.networks import FOLDS, Networks
 from coterie.comparison.prior import Prior
 from coterie.comparison.result import ORDER, Comparison
 from coterie.comparison.structures import (
@@ -28,10 +29,12 @@ from coterie.comparison.structures import (
     representation,
     shrunk,
 )
-from coterie.comparison.summary import Evidence, summarised
+from coterie.comparison.summary import Evidence, New, summarised
 from coterie.comparison.task import Task, checked
+from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.engines.in_process import InProcess
+from coterie.phases import model_for
 from coterie.protocol import Save
 
 __all__ = ["Tell", "compare"]
@@ -41,6 +44,8 @@ Tell = Callable[[str, int, int], None]
 MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
 _CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
+_ROUNDS = (10, 30, 60)  # after which networks may be done
+_STARTS = 3  # of networks' groups, at most
 _QUICK = Effort(rounds=8, mixture_rounds=20, steps=10, starts=2, max_clusters=4, max_rank=4, max_components=2)
 
 
@@ -48,7 +53,8 @@ def compare(
     clients: Clients,
     *,
     structures: Sequence[str] | None = None,
-    folds: int = 5,
+    hidden: Sequence[int] = (),
+    folds: int | None = None,
     max_clusters: int = 8,
     max_rank: int = 8,
     max_components: int = 4,
@@ -69,8 +75,11 @@ def compare(
         Training rows; test rows and new clients, where there are any, only measure.
     structures : sequence of str, optional
         Which to compare; "global" is always there. All by default.
-    folds : int
-        V of the cross-validation. Clients with fewer training rows take part, but are not judged.
+    hidden : sequence of int
+        Hidden layers: networks are compared in place of linear models.
+    folds : int, optional
+        V of the cross-validation: 5 if not given, 3 for networks. Clients with fewer training rows take part, but are not
+        judged.
     max_clusters, max_rank, max_components : int
         Largest settings that are tried.
     few_shot : int
@@ -84,7 +93,9 @@ def compare(
         Told what is done, how much of it, and of how much.
     """
     began = time.perf_counter()
-    wanted = checked(clients, structures, folds, few_shot)
+    layers = options({"model": {"hidden": hidden}}).model.hidden
+    folds = folds if folds is not None else FOLDS if layers else 5
+    wanted = checked(clients, structures, layers, folds, few_shot)
     most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
     effort = replace(Effort() if clients.schema.task == "regression" else _CLASSES, **most)
     if quick:
@@ -93,16 +104,22 @@ def compare(
     told = _teller(watch, wanted)
     if clients.schema.task == "none":
         evidence, new = _densities(task, wanted, effort, tolerance, told)
-        place = None
+        made = summarised(clients, task.problem, task.scaling, evidence, new)
+    elif layers:
+        model = model_for(clients, options({"model": {"hidden": layers}}), None)
+        rounds = _ROUNDS[:2] if quick else _ROUNDS
+        networks = Networks(task, model, layers, rounds, min(effort.starts, _STARTS), effort.max_clusters)
+        made = _networks(clients, networks, wanted, tolerance, told)
     else:
         found, place = _fitted(task, wanted, effort, told)
         evidence = _chosen(task, found, tolerance)
         new = {} if task.newcomers is None else _new_clients(task, evidence)
+        made = summarised(clients, task.problem, task.scaling, evidence, new, place=place)
     told("")
     settings = {
         "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick, **most,
     }  # fmt: skip
-    made = summarised(clients, task.problem, task.scaling, evidence, new, place)
+    settings |= {"hidden": list(layers)} if layers else {}
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
 
 
@@ -217,12 +234,12 @@ def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
 
 
 # -- new clients ------------------------------------------------------------------------------------------------------
-def _new_clients(task: Task, evidence: Evidence) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+def _new_clients(task: Task, evidence: Evidence) -> New:
     """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
     assert task.newcomers is not None
     problem = replace(task.problem, held=(task.problem.n_folds,))
     rows = with_support(task.newcomers, task.few_shot, problem.n_folds, task.seed)
-    out: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    out: New = {}
 
     def program(state: None) -> Run:
         yield from begin(problem)
@@ -233,14 +250,29 @@ def _new_clients(task: Task, evidence: Evidence) -> dict[str, tuple[Tensor, Tens
     return out
 
 
+# -- networks ---------------------------------------------------------------------------------------------------------
+def _networks(
+    clients: Clients, networks: Networks, wanted: tuple[str, ...], tolerance: float, told: Callable[[str], None]
+) -> Comparison:
+    """Networks in place of linear models."""
+    task = networks.task
+    found, fits = networks.fitted(wanted, told)
+    evidence = _chosen(task, {name: found[name] for name in ORDER if name in found}, tolerance)
+    new: New = {}
+    if task.newcomers is not None:
+        new = networks.on_newcomers(found, fits, evidence.settings)
+    made = summarised(clients, task.problem, task.scaling, evidence, new, words=networks)
+    return replace(made, notes=networks.notes)
+
+
 # -- without a target -------------------------------------------------------------------------------------------------
 def _densities(
     task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, told: Callable[[str], None]
-) -> tuple[Evidence, dict[str, tuple[Tensor, Tensor, Tensor]]]:
+) -> tuple[Evidence, New]:
     """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
     found, fits = fit_densities(task.train, task.test, wanted, effort, task.problem.n_folds, task.seed, told)
     evidence = _chosen(task, found, tolerance)
-    new: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    new: New = {}
     if task.newcomers is not None:
         support, query = support_and_query(task.newcomers, task.few_shot, task.seed)
         for name in ("global", "mixture"):

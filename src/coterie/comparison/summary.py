@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
 
-__all__ = ["Evidence", "summarised"]
+__all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
 
 New = dict[str, tuple[Tensor, Tensor, Tensor]]  # structure -> score, right, rows of new clients
 
@@ -55,13 +55,54 @@ class Evidence:
         return torch.where(self.odd, torch.nan, values)
 
 
+class Wording(Protocol):
+    """How a kind of models speaks of structures."""
+
+    def label(self, name: str, setting: Setting) -> str:
+        """A setting in words."""
+
+    def advice(self, name: str, setting: Setting) -> FitAdvice:
+        """How `coterie fit` fits it."""
+
+
+class Linear:
+    """Linear models, and mixtures."""
+
+    def label(self, name: str, setting: Setting) -> str:
+        """A setting in words."""
+        if "n_components" in setting and name != "mixture":
+            return f"one mixture {'for all' if name == 'global' else 'each'}, {setting['n_components']} components"
+        if name in ("global", "local"):
+            return {"global": "one model for all", "local": "one model each"}[name]
+        ((_, value),) = setting.items()
+        if name == "shrunk":
+            return _PRIORS[str(value)]
+        many = {"clusters": f"{value} clusters", "representation": f"rank {value}", "mixture": f"{value} components"}
+        return many[name]
+
+    def advice(self, name: str, setting: Setting) -> FitAdvice:
+        """How `coterie fit` fits it."""
+        if "n_components" in setting and name != "mixture":
+            alone: float | str = "common" if name == "global" else 0.0
+            return FitAdvice("mixture", {"mixture.n_components": setting["n_components"], "mixture.c_lambda": alone})
+        if name == "global":
+            return FitAdvice("fedavg", {})
+        if name == "clusters":
+            return FitAdvice("ifca", {"clusters.n_clusters": setting["n_clusters"], "clusters.n_init": 5})
+        if name == "mixture":
+            return FitAdvice("mixture", {"mixture.n_components": setting["n_components"]})
+        ((_, value),) = setting.items()
+        return FitAdvice(name, {f"prior.{PRIOR[name]}": value})
+
+
 def summarised(
-    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, new: New, place: Tensor | None
-) -> Comparison:
-    """Put the result together."""
+    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, new: New, *,
+    place: Tensor | None = None, words: Wording = Linear(),  # noqa: B008  (without state)
+) -> Comparison:  # fmt: skip
+    """Put the result together; `place` [M, 2] is where clients lie on the map, where there is one."""
     names, scores = clients.names, [evidence.counted(evidence.score(name)) for name in evidence.found]
     good = dict(zip(evidence.found, as_good(torch.stack(scores), evidence.tolerance), strict=True))
-    parts = _Parts(clients, problem, scaling, evidence, new)
+    parts = _Parts(clients, problem, scaling, evidence, new, words)
     gain = evidence.score(evidence.chosen) - evidence.score("global")
     return Comparison(
         task=clients.schema.task,
@@ -77,9 +118,7 @@ def summarised(
         outlier_score=evidence.outlier_score.numpy(),
         worse_off=names_where(names, gain < 0),
         gain=gain.numpy(),
-        grouping=_grouping(clients, problem, scaling, evidence, place)
-        if place is not None and "clusters" in evidence.found
-        else None,
+        grouping=_grouping(clients, problem, scaling, evidence, place) if "clusters" in evidence.found else None,
         seconds=0.0,
         seed=0,
         settings={},
@@ -95,6 +134,7 @@ class _Parts:
     scaling: Scaling
     evidence: Evidence
     new: New
+    words: Wording
 
     def structure(self, name: str, good: bool) -> Structure:
         """All that is said of one structure."""
@@ -107,7 +147,7 @@ class _Parts:
         return Structure(
             name=name,
             setting=setting,
-            label=_label(name, setting),
+            label=self.words.label(name, setting),
             score=score,
             stderr=error,
             metric=metric,
@@ -118,7 +158,7 @@ class _Parts:
             trials=self._trials(evidence.found[name]),
             client_score=evidence.score(name).numpy(),
             models=self._models(name),
-            fit=_advice(name, setting),
+            fit=self.words.advice(name, setting),
             **self._on_test_rows(name),
             **self._on_new_clients(name),
         )
@@ -184,15 +224,16 @@ class _Parts:
         counted = self.evidence.judged & ~self.evidence.odd
         scores = torch.where(counted, found.judged.score, torch.nan)
         return tuple(
-            Trial(setting, _label(found.name, setting), *mean_and_error(scores[j]))
+            Trial(setting, self.words.label(found.name, setting), *mean_and_error(scores[j]))
             for j, setting in enumerate(found.settings)
         )
 
     def _models(self, name: str) -> np.ndarray | None:
         """Models in the data's own units, intercept last.  [K, D + 1], or [K, classes, D + 1]"""
-        if self.clients.schema.task == "none":
+        fits = self.evidence.found[name].fits
+        if not fits:
             return None
-        fit = self.evidence.found[name].fits[self.evidence.settings[name]]
+        fit = fits[self.evidence.settings[name]]
         if isinstance(fit, Clusters):
             return _own_units(fit.theta[-1, 0], self.problem, self.scaling)
         if isinstance(fit, Within):
@@ -209,54 +250,34 @@ def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
     return out
 
 
-def _label(name: str, setting: Setting) -> str:
-    """A setting in words."""
-    if "n_components" in setting and name != "mixture":
-        return f"one mixture {'for all' if name == 'global' else 'each'}, {setting['n_components']} components"
-    if name in ("global", "local"):
-        return {"global": "one model for all", "local": "one model each"}[name]
-    ((_, value),) = setting.items()
-    if name == "shrunk":
-        return _PRIORS[str(value)]
-    many = {"clusters": f"{value} clusters", "representation": f"rank {value}", "mixture": f"{value} components"}
-    return many[name]
-
-
-def _advice(name: str, setting: Setting) -> FitAdvice:
-    """How `coterie fit` fits it."""
-    if "n_components" in setting and name != "mixture":
-        alone: float | str = "common" if name == "global" else 0.0
-        return FitAdvice("mixture", {"mixture.n_components": setting["n_components"], "mixture.c_lambda": alone})
-    if name == "global":
-        return FitAdvice("fedavg", {})
-    if name == "clusters":
-        return FitAdvice("ifca", {"clusters.n_clusters": setting["n_clusters"], "clusters.n_init": 5})
-    if name == "mixture":
-        return FitAdvice("mixture", {"mixture.n_components": setting["n_components"]})
-    ((_, value),) = setting.items()
-    return FitAdvice(name, {f"prior.{PRIOR[name]}": value})
-
-
 # -- groups -----------------------------------------------------------------------------------------------------------
-def _grouping(clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, place: Tensor) -> Grouping:
+def _grouping(
+    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, place: Tensor | None
+) -> Grouping:
     found, j = evidence.found["clusters"], evidence.settings["clusters"]
-    fit = found.fits[j]
-    assert isinstance(fit, Clusters)
     assert found.labels is not None
     assert found.margin is not None
-    labels, k = found.labels[j].numpy(), fit.theta.shape[2]  # [M, F]
+    labels, k = found.labels[j].numpy(), int(found.settings[j]["n_clusters"])  # [M, F]
     final, folds = labels[:, -1], labels[:, :-1].T
-    each = fit.theta[-1, 0].reshape(k, problem.n_outputs, -1)[..., :-1] * scaling.y_scale
     return Grouping(
         labels=final,
         sizes=np.bincount(final, minlength=k),
-        profile=(each[:, 0] if problem.n_outputs == 1 else each).numpy(),
+        profile=_profile(found.fits[j], problem, scaling) if found.fits else None,
         features=clients.schema.feature_names,
         stability=float(np.mean([adjusted_rand(fold, final) for fold in folds])),
         agreement=np.mean([_matched(fold, final, k) == final for fold in folds], axis=0),
         margin=found.margin[j].numpy(),
-        map=place.numpy(),
+        map=None if place is None else place.numpy(),
     )
+
+
+def _profile(fit: object, problem: Problem, scaling: Scaling) -> np.ndarray:
+    """What a standard deviation of every feature does, in every group."""
+    assert isinstance(fit, Clusters)
+    theta = fit.theta[-1, 0]
+    each = theta.reshape(len(theta), problem.n_outputs, -1)[..., :-1] * scaling.y_scale
+    out: np.ndarray = (each[:, 0] if problem.n_outputs == 1 else each).numpy()
+    return out
 
 
 def _matched(labels: np.ndarray, final: np.ndarray, k: int) -> np.ndarray:

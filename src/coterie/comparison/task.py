@@ -66,7 +66,9 @@ class Task:
         return self.train.n_clients
 
 
-def checked(clients: Clients, structures: Sequence[str] | None, folds: int, few_shot: int) -> tuple[str, ...]:
+def checked(
+    clients: Clients, structures: Sequence[str] | None, hidden: Sequence[int], folds: int, few_shot: int
+) -> tuple[str, ...]:
     """Refuse what cannot work; which structures are compared."""
     wanted = ORDER if structures is None else tuple(structures)
     for name in wanted:
@@ -76,6 +78,8 @@ def checked(clients: Clients, structures: Sequence[str] | None, folds: int, few_
         raise ConfigError(f"folds is {folds}", "cross-validation needs at least 2 folds")
     if few_shot < 1:
         raise ConfigError(f"few_shot is {few_shot}", "a new client shows at least 1 row")
+    if hidden and clients.schema.task == "none":
+        raise DataError("networks need a target to learn", "name its column with --target, or leave hidden layers out")
     if len(clients.train.shape) != 1:
         raise DataError(f"rows of shape {clients.train.shape} cannot be compared", "flatten the rows")
     if clients.n_clients < 2:
@@ -86,4 +90,5 @@ def checked(clients: Clients, structures: Sequence[str] | None, folds: int, few_
             f"{enough} of {clients.n_clients} clients have {folds} training rows, and cross-validation needs 2 such clients",
             "lower folds, or hold out fewer rows",
         )
-    return tuple(name for name in ORDER if name in wanted or name == "global")
+    left_out = ("mixture",) if hidden else ()
+    return tuple(name for name in ORDER if (name in wanted or name == "global") and name not in left_out)

@@ -19,7 +19,9 @@ _FLAGS = {
     "clusters.n_clusters": "--clusters",
     "clusters.n_init": "--starts",
     "mixture.n_components": "--components",
+    "model.hidden": "--hidden",
     "prior.rank": "--rank",
+    "training.rounds": "--rounds",
 }
 _METRICS = {"rmse": "root mean squared error", "accuracy": "accuracy", "log density": "log density"}
 
@@ -46,10 +48,7 @@ def _headline(found: Comparison, chosen: Structure) -> str:
         "global": f"One {model} for all is enough: nothing that was tried serves clients clearly better.",
         "local": f"Local {model}s are enough: clients gain nothing by learning from each other.",
         "shrunk": f"Every client needs a {model} of its own, drawn towards what all have in common.",
-        "representation": (
-            f"Clients' models differ in {_number(chosen.setting.get('rank'), 'direction')} only: "
-            "what they share is learnt together, and the rest is each one's own."
-        ),
+        "representation": f"{_in_common(chosen)}: what they share is learnt together, and the rest is each one's own.",
         "clusters": f"Clients fall into {_number(chosen.setting.get('n_clusters'), 'group')}, and one model serves a group.",
         "mixture": (
             f"Rows are of {_number(chosen.setting.get('n_components'), 'kind')} within clients, "
@@ -57,6 +56,13 @@ def _headline(found: Comparison, chosen: Structure) -> str:
         ),
     }
     return said[chosen.name]
+
+
+def _in_common(chosen: Structure) -> str:
+    """What a representation is: a subspace of models, or the body of a network."""
+    if "rank" in chosen.setting:
+        return f"Clients' models differ in {_number(chosen.setting['rank'], 'direction')} only"
+    return "Clients' models differ in their last layer only"
 
 
 def _against_one_model(found: Comparison, chosen: Structure) -> list[str]:
@@ -180,7 +186,7 @@ def _odd_clients(found: Comparison) -> list[str]:
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
-def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, hidden: Sequence[int] = ()) -> str | None:
+def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int) -> str | None:
     """Write the `coterie fit` that fits a structure to the same data, quoted for a shell; None when there is none."""
     if advice.method is None or data.path is None:
         return None
@@ -189,9 +195,8 @@ def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, hidden: Sequ
         words += [] if value is None else [name, value]
     words += _data_words(data)
     words += ["--method", advice.method]
-    words += ["--hidden", ",".join(map(str, hidden))] if hidden else []
     for name, value in advice.options.items():
-        words += [_FLAGS[name], str(value)] if name in _FLAGS else ["--set", f"{name}={_toml(value)}"]
+        words += [_FLAGS[name], _listed_numbers(value)] if name in _FLAGS else ["--set", f"{name}={_toml(value)}"]
     words += ["--seed", str(seed)] if seed else []
     return shlex.join(words)
 
@@ -206,6 +211,10 @@ def _data_words(data: DataOptions) -> list[str]:
         for column in columns:
             words += [flag, column]
     return words
+
+
+def _listed_numbers(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _toml(value: Any) -> str:

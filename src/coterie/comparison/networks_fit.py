@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How networks are trained for a comparison, in every structure, and how they serve clients.
+
+All take full-batch steps of one size, so that structures differ in what is shared and in little else: one for all is
+FedAvg's, groups are IFCA's, a representation is FedRep's with a head for every client; one each is trained alone, and shrunk
+ones go on from FedAvg's at every client.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.fedavg import fedavg
+from coterie.algorithms.fedrep import fedrep, first_model
+from coterie.algorithms.ifca import ifca
+from coterie.algorithms.starts import Start
+from coterie.baselines import measured_models, placed
+from coterie.data.ragged import Ragged
+from coterie.engines.in_process import InProcess
+from coterie.evaluate import Measured, Placed
+from coterie.local import Training
+from coterie.models import Model, last_layers
+from coterie.personal.measure import Fit, personal_start
+from coterie.personal.model import Personal, trained
+from coterie.protocol import Algorithm
+
+__all__ = ["ALONE", "MOMENTUM", "STEPS", "TUNED", "Own", "Served", "Shared", "Trainer"]
+
+STEPS = 10  # of a client in a round
+MOMENTUM = 0.9
+ALONE = (30, 100, 300)  # steps of a network that one client trains
+TUNED = (3, 10, 30, 100)  # steps from the common network; none would be the common network itself
+
+_STEP_SIZES = (0.1, 0.03, 0.01)
+_TRIED = 10  # rounds that tell which step size is best
+
+
+class Served(Protocol):
+    """A fit of a structure to rows of some clients."""
+
+    def on(self, rows: Ragged) -> Measured:
+        """Judge it by other rows of the same clients."""
+
+    def on_new(self, support: Ragged, query: Ragged) -> Measured:
+        """Judge it by clients that show a few labelled rows first."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Networks [K, P] that clients have in common: each takes the one with the lowest loss."""
+
+    model: Model
+    theta: Tensor
+    rows: Ragged
+
+    @cached_property
+    def placed(self) -> Placed:
+        """Which is whose, by the rows that they were trained on."""
+        return placed(self.model, self.theta, self.rows)
+
+    def on(self, rows: Ragged) -> Measured:
+        """Measure the network of a client's group."""
+        return measured_models(self.model, self.theta, self.placed.label, rows)
+
+    def on_new(self, support: Ragged, query: Ragged) -> Measured:
+        """Take the group with the lowest loss."""
+        return measured_models(self.model, self.theta, placed(self.model, self.theta, support).label, query)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Networks of which a part, or all, is a client's own."""
+
+    personal: Personal
+
+    def on(self, rows: Ragged) -> Measured:
+        """Measure a client's own."""
+        return self.personal.measured(rows, self.personal.own)
+
+    def on_new(self, support: Ragged, query: Ragged) -> Measured:
+        """Fit what is a client's own to its labelled rows."""
+        return self.personal.measured(query, self.personal.adapted(support))
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How networks are trained.
+
+    Attributes
+    ----------
+    model : Model
+        What is trained.
+    rows : Ragged
+        All training rows: they tell the step size.
+    rounds : tuple of int
+        After how many rounds federated training may end.
+    starts : int
+        Of IFCA.
+    seed : int
+        Of everything random.
+    """
+
+    model: Model
+    rows: Ragged
+    rounds: tuple[int, ...]
+    starts: int
+    seed: int
+
+    @cached_property
+    def step_size(self) -> float:
+        """The step with which FedAvg's training loss falls furthest; all structures take it."""
+        programs = [partial(self._fedavg, step_size=step, rounds=_TRIED) for step in _STEP_SIZES]
+        states = InProcess(self.rows).run(programs).states
+        fits = [Shared(self.model, state.theta[None], self.rows) for state in states]
+        return _STEP_SIZES[_least([_total(fit.on(self.rows)) for fit in fits])]
+
+    def _fedavg(self, state: Any, *, step_size: float, rounds: int) -> Algorithm:
+        return fedavg(
+            state, model=self.model, rounds=rounds, step_size=step_size, seed=self.seed, training=self._training
+        )
+
+    @property
+    def _training(self) -> Training:
+        return Training(STEPS, momentum=MOMENTUM)
+
+    def common(self, rows: Ragged) -> list[Shared]:
+        """One network for all, after each number of rounds."""
+        program = partial(_snapshots, partial(self._fedavg, step_size=self.step_size), self.rounds)
+        (thetas,) = InProcess(rows).run([program]).states
+        return [Shared(self.model, theta[None], rows) for theta in thetas]
+
+    def groups(self, rows: Ragged, n_clusters: int) -> list[Shared]:
+        """Groups, from several starts side by side; the one that fits its training rows best is kept."""
+        how: dict[str, Any] = {"model": self.model, "n_clusters": n_clusters, "step_size": self.step_size}
+        how |= {"training": self._training, "start": Start(step_size=self.step_size)}
+        programs = [
+            partial(_snapshots, partial(ifca, seed=self.seed + start, **how), self.rounds)
+            for start in range(self.starts)
+        ]
+        runs = [[Shared(self.model, theta, rows) for theta in run] for run in InProcess(rows).run(programs).states]
+        return runs[_least([_total(run[-1].on(rows)) for run in runs])]
+
+    def heads(self, rows: Ragged) -> list[Own]:
+        """A shared body and a head each, after each number of rounds."""
+        layers, seed, how = last_layers(self.model, 1), self.seed, self._training
+        fit = Fit(personal_start(self.model, layers, seed=seed), self.step_size, how, seed)
+        engine, kept = InProcess(rows), list[Own]()
+
+        def program(state: None) -> Algorithm:
+            now = None
+            for rounds in self.rounds:
+                now = yield from fedrep(
+                    now, model=self.model, rounds=rounds, step_size=self.step_size, seed=seed, head=how, body=how
+                )
+                private = {name: value.clone() for name, value in engine.private[0].items()}
+                kept.append(Own(trained(self.model, layers, now.theta, private, rows, fit)))
+
+        engine.run([program])
+        return kept
+
+    def alone(self, rows: Ragged) -> list[Own]:
+        """One network each, after each number of steps."""
+        start = first_model(self.model, self.seed)
+        return [self._tuned(start, rows, Training(steps, momentum=MOMENTUM)) for steps in ALONE]
+
+    def tuned(self, common: Shared, rows: Ragged) -> list[Own]:
+        """Networks that go on from the common one; plain steps, as MAML's clients take."""
+        return [self._tuned(common.theta[0], rows, Training(steps)) for steps in TUNED]
+
+    def _tuned(self, start: Tensor, rows: Ragged, how: Training) -> Own:
+        return Own(trained(self.model, (), start, {}, rows, Fit(start, self.step_size, how, self.seed)))
+
+
+def _snapshots(
+    algorithm: Callable[..., Algorithm], every: Sequence[int], state: None
+) -> Generator[Any, Any, list[Tensor]]:
+    """Run on, and keep what there is after each number of rounds."""
+    now, kept = None, []
+    for rounds in every:
+        now = yield from algorithm(now, rounds=rounds)
+        kept.append(now.theta)
+    return kept
+
+
+def _total(measured: Measured) -> float:
+    return float((measured.loss * measured.rows).sum())
+
+
+def _least(losses: Sequence[float]) -> int:
+    return int(torch.tensor(losses).nan_to_num(nan=torch.inf).argmin())
