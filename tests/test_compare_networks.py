@@ -71,7 +71,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- what is found ----------------------------------------------------------------------------------------------------
 def test_groups_that_differ_by_a_bend_are_found(groups: Comparison) -> None:
     assert groups.chosen == "clusters"
-    assert groups["clusters"].setting["n_clusters"] == 2
+    assert groups["clusters"].setting == {"n_clusters": 2}
     assert groups.grouping is not None
     truth = np.array([int(name[1:]) % 2 for name in groups.names])
     agree = groups.grouping.labels == truth
@@ -174,11 +174,11 @@ def test_network_that_diverged_is_worst_and_not_infinite() -> None:
 
 
 def test_large_clients_are_thinned_and_a_note_says_so(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(small(clients).notes) == 1
+    assert len(small(clients).notes("global")) == 1
     monkeypatch.setattr(networks, "_ROWS", 20)
     made = small(clients)
     assert int(made.trainer.rows.counts.max()) == 20
-    assert made.notes[1] == "Networks were trained on at most 20 rows of a client."
+    assert made.notes("global")[1] == "Networks were trained on at most 20 rows of a client."
 
 
 def test_clusters_stop_growing_when_more_are_no_better(groups: Comparison) -> None:
@@ -199,10 +199,13 @@ def test_advised_fit_is_what_was_compared(clients: Clients, groups: Comparison, 
     assert fitted.scores[0].test == pytest.approx(groups[name].test_overall, rel=0.02)  # float32, rows in another order
 
 
-def test_fine_tuning_is_advised_as_what_is_nearest_and_networks_alone_not_at_all(groups: Comparison) -> None:
+def test_fine_tuning_is_advised_as_what_is_nearest_and_networks_alone_not_at_all(
+    clients: Clients, groups: Comparison
+) -> None:
     shrunk = groups["shrunk"]
     assert shrunk.fit.method == "maml"
     assert shrunk.fit.options["personal.tune_steps"] == shrunk.setting["steps"]
+    assert "MAML" in small(clients).notes("shrunk")[-1]
     assert fit_command(DataOptions(path="x.csv"), groups["local"].fit, seed=0) is None
 
 
@@ -217,11 +220,13 @@ def test_command_writes_document_report_and_a_next_command_that_works(
     assert (asked["hidden"], asked["quick"]) == ((8,), True)
     found = json.loads(done.out)
     assert found["chosen"] == "clusters"
-    assert found["settings"]["clusters"]["n_clusters"] == 2
+    assert found["settings"]["clusters"] == {"n_clusters": 2}
+    assert [list(trial["setting"]) for trial in found["rows"][0]["trials"]] == [["rounds"]] * 2
     assert all(row["fit"]["options"]["model.hidden"] == [8] for row in found["rows"])
     assert found["grouping"]["profile"] is None
     page = (tmp_path / "found" / "report.html").read_text()
     assert "How often each client comes into its group again" in page
+    assert "score by number of clusters" in page
     assert "Map of the clients" not in page
     assert "Where the groups" not in page
     name, *words = shlex.split(found["fit"])

@@ -74,12 +74,13 @@ class Networks:
         parts = [(part.to(dtype), held.to(dtype)) for part, held in folds]
         return [*parts, (every, None if self.task.test is None else self.task.test.to(dtype))]
 
-    @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, chosen: str) -> tuple[str, ...]:
         """What a reader should know."""
         said = [f"Models are networks with hidden layers of {', '.join(map(str, self.hidden))}; mixtures are left out."]
         if int(self.task.train.counts.max()) > _ROWS:
             said.append(f"Networks were trained on at most {_ROWS:,} rows of a client.")
+        if chosen == "shrunk":
+            said.append("The next command trains for fine-tuning by MAML: no method goes on from FedAvg.")
         return tuple(said)
 
     def fitted(self, wanted: Sequence[str], told: Told) -> tuple[dict[str, Found], dict[str, Sequence[Served]]]:

@@ -262,7 +262,7 @@ def _networks(
     if task.newcomers is not None:
         new = networks.on_newcomers(found, fits, evidence.settings)
     made = summarised(clients, task.problem, task.scaling, evidence, new, words=networks)
-    return replace(made, notes=networks.notes)
+    return replace(made, notes=networks.notes(evidence.chosen))
 
 
 # -- without a target -------------------------------------------------------------------------------------------------

@@ -138,7 +138,8 @@ class _Parts:
 
     def structure(self, name: str, good: bool) -> Structure:
         """All that is said of one structure."""
-        evidence, setting = self.evidence, self._setting(name)
+        evidence = self.evidence
+        setting = evidence.found[name].settings[evidence.settings[name]]
         mine, base = (evidence.counted(evidence.score(one)) for one in (name, "global"))
         score, error = mean_and_error(mine)
         right = evidence.found[name].judged.right[evidence.settings[name]]
@@ -146,7 +147,7 @@ class _Parts:
         chosen = evidence.counted(evidence.score(evidence.chosen))
         return Structure(
             name=name,
-            setting=setting,
+            setting=_telling(name, setting),
             label=self.words.label(name, setting),
             score=score,
             stderr=error,
@@ -155,7 +156,7 @@ class _Parts:
             versus_global=None if name == "global" else difference(mine, base),
             versus_chosen=None if name == evidence.chosen else difference(mine, chosen),
             as_good=good,
-            trials=self._trials(evidence.found[name]),
+            trials=self._trials(name),
             client_score=evidence.score(name).numpy(),
             models=self._models(name),
             fit=self.words.advice(name, setting),
@@ -200,11 +201,6 @@ class _Parts:
             said["new_versus_global"] = difference(values, base)
         return said
 
-    def _setting(self, name: str) -> Setting:
-        """The chosen setting; the penalty of one model for all is nothing to tell."""
-        setting = self.evidence.found[name].settings[self.evidence.settings[name]]
-        return {} if name == "global" and "penalty" in setting else setting
-
     def _metric(self, right: Tensor) -> Tensor:
         """RMSE in the target's units, or accuracy."""
         return right.clamp(min=0).sqrt() * self.scaling.y_scale if self.problem.is_regression else right
@@ -220,11 +216,12 @@ class _Parts:
         squares = float(mean * self.scaling.y_scale**2)
         return math.sqrt(squares), 1.0 - squares / variance if variance > 0 else None
 
-    def _trials(self, found: Found) -> tuple[Trial, ...]:
+    def _trials(self, name: str) -> tuple[Trial, ...]:
+        found = self.evidence.found[name]
         counted = self.evidence.judged & ~self.evidence.odd
         scores = torch.where(counted, found.judged.score, torch.nan)
         return tuple(
-            Trial(setting, self.words.label(found.name, setting), *mean_and_error(scores[j]))
+            Trial(_telling(name, setting) or setting, self.words.label(name, setting), *mean_and_error(scores[j]))
             for j, setting in enumerate(found.settings)
         )
 
@@ -239,6 +236,12 @@ class _Parts:
         if isinstance(fit, Within):
             return _own_units(fit.mixed.theta[-1, 0], self.problem, self.scaling)
         return None
+
+
+def _telling(name: str, setting: Setting) -> Setting:
+    """What tells of a structure: not the penalty of one model for all, nor for how many rounds networks train."""
+    dull = ("penalty", "rounds") if name == "global" else ("rounds",)
+    return {key: value for key, value in setting.items() if key not in dull}
 
 
 def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
