@@ -75,7 +75,8 @@ def compare_command(
     warn(left_out(clients))
     with counting() as watch:
         found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
-    fit = fit_command(chosen.data, found[found.chosen].fit, seed=seed)
+    named = chosen.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
+    fit = fit_command(named, found[found.chosen].fit, seed=seed)
     command = "coterie " + shlex.join(sys.argv[1:])
     document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
     report = write_comparison(folder, found, document)
