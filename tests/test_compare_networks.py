@@ -2,6 +2,7 @@
 """Networks in `coterie compare`: groups that no linear model can tell apart, and what is said and written of them."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -120,6 +121,13 @@ def test_one_network_is_enough_where_clients_do_not_differ() -> None:
     assert tested is not None
     assert tested > 0.8  # a constant is right in half of the rows
     assert found["global"].new_metric is None
+
+
+def test_without_test_rows_nothing_is_said_of_them() -> None:
+    found = compare(clients_of(2, test_size=0.0), hidden=(4,), quick=True, structures=("local",))
+    assert found["local"].test_metric is None
+    assert math.isfinite(found["local"].metric)
+    assert found.grouping is None
 
 
 def test_heads_say_what_clients_share(groups: Comparison) -> None:

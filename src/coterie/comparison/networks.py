@@ -174,10 +174,8 @@ class Networks:
     def advice(self, name: str, setting: Setting) -> FitAdvice:
         """How `coterie fit` fits it: no method trains networks alone, and MAML is nearest to fine-tuning."""
         said: dict[str, Any] = {"model.hidden": list(self.hidden), "training.step_size": self.trainer.step_size}
-        passes = {
-            "training.batch_size": int(self.trainer.rows.counts.max()),
-            "personal.body_epochs": STEPS,
-        }  # full batches
+        # Personal methods count passes in small batches; with batches of all rows, a pass is a step.
+        passes = {"training.batch_size": int(self.trainer.rows.counts.max()), "personal.body_epochs": STEPS}
         if name == "shrunk":
             tune = {"personal.alpha": self.trainer.step_size, "personal.tune_steps": setting["steps"]}
             return FitAdvice("maml", said | passes | tune)

@@ -32,8 +32,8 @@ __all__ = ["ALONE", "MOMENTUM", "STEPS", "TUNED", "Own", "Served", "Shared", "Tr
 
 STEPS = 10  # of a client in a round
 MOMENTUM = 0.9
-ALONE = (30, 100, 300)  # steps of a network that one client trains
-TUNED = (3, 10, 30, 100)  # steps from the common network; none would be the common network itself
+ALONE = (30, 100, 300, 600)  # steps of a network that one client trains: at most as many as in 60 rounds
+TUNED = (3, 10, 30, 100, 300)  # steps from the common network; none would be the common network itself
 
 _STEP_SIZES = (0.1, 0.03, 0.01)
 _TRIED = 10  # rounds that tell which step size is best
