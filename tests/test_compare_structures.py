@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from coterie.comparison.clusters import ByLabel, Clusters, fit_clusters, fit_global, grow, judge_clusters_ask
+from coterie.comparison.fedprox import fit_fedprox
 from coterie.comparison.folds import with_folds
 from coterie.comparison.mixed import Mixed, fit_mixed, judge_mixed_ask
 from coterie.comparison.prior import OWN, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
@@ -375,3 +377,48 @@ def test_folds_do_not_train_on_what_they_judge() -> None:
             torch.testing.assert_close(left[1], right[1])
             assert not torch.allclose(left[0], right[0])
             assert not torch.allclose(left[-1], right[-1])
+
+
+# -- FedProx ----------------------------------------------------------------------------------------------------------
+def test_fedprox_is_where_rounds_of_proximal_steps_and_means_end() -> None:
+    rows, problem, strength = planted("shrunk"), problem_of(), 0.7
+
+    def program() -> Any:
+        base = yield from fit_global(problem, (1e-4,), 20)
+        return (yield from fit_fedprox(base, problem, (3.0, strength)))
+
+    fit, _ = answered(rows, problem, program)
+    for held in range(F):
+        each = [training_rows(rows, client, held) for client in range(rows.n_clients)]
+        theta = np.zeros(4)
+        for _ in range(300):
+            moved = [
+                theta + np.linalg.solve(x.T @ x / len(y) + strength * np.eye(4), x.T @ (y - x @ theta) / len(y))
+                for x, y in each
+            ]
+            theta = np.average(moved, axis=0, weights=[len(y) for _, y in each])
+        np.testing.assert_allclose(fit.theta[held, 1, 0], theta, atol=1e-8)
+
+
+def test_fedprox_of_classes_is_left_as_it_is_by_a_round() -> None:
+    rows, problem, strength = in_classes(planted("shrunk")), problem_of(2), 0.5
+
+    def program() -> Any:
+        base = yield from fit_global(problem, (1e-2,), 20)
+        return (yield from fit_fedprox(base, problem, (strength,)))
+
+    fit, _ = answered(rows, problem, program)
+    theta = fit.theta[F - 1, 0, 0].numpy()
+    moves, weights = [], []
+    for client in range(rows.n_clients):
+        x, y = training_rows(rows, client, F - 1)
+
+        def loss(w: np.ndarray, x: np.ndarray = x, y: np.ndarray = y) -> float:
+            odds = x @ w
+            near = 0.5 * strength * float(np.square(w - theta).sum())
+            return float(np.mean(np.logaddexp(0, odds) - y * odds)) + near
+
+        moves.append(minimize(loss, theta, method="BFGS", options={"gtol": 1e-9}).x - theta)
+        weights.append(len(y))
+    spread = np.abs(moves).max()
+    assert np.abs(np.average(moves, axis=0, weights=weights)).max() < 0.05 * spread  # Newton's steps are one exact step's
