@@ -255,6 +255,15 @@ def test_local_minibatches_match_a_loop_with_the_same_keys() -> None:
         torch.testing.assert_close(theta[i], own, rtol=1e-10, atol=1e-12)
 
 
+def test_local_rounds_may_be_asked_for_together() -> None:
+    data, how = federation(), Training(steps=2, batch_size=3, momentum=0.6)
+    options: dict[str, Any] = {"model": NET, "rounds": 5, "step_size": 0.05, "seed": 2, "training": how, "decay": 0.9}
+    one, apart = own_models(lambda s: local_models(s, **options), data)
+    two, together = own_models(lambda s: local_models(s, together=3, **options), data)
+    assert torch.equal(one, two)
+    assert [len(done.rounds) for done in (apart, together)] == [5, 2]
+
+
 def test_a_late_client_keeps_its_model_and_misses_the_round() -> None:
     data = federation()
     options: dict[str, Any] = {"model": NET, "step_size": 0.05, "seed": 2, "training": Training(steps=3)}

@@ -209,17 +209,20 @@ def _local_ridge(phases: Phases, made: Prepared) -> float:
 def _trained_local(
     phases: Phases, made: Prepared, rows: Ragged, penalties: Sequence[float], phase: str | None
 ) -> AnyEngine:
-    """Let clients train alone, with each penalty side by side."""
+    """Let clients train alone, with each penalty side by side. On other machines one message says it all."""
     t = phases.options.training
+    together = t.rounds if isinstance(rows, RemoteRows) else 1
     programs = [
         partial(
             fedavg.local_models, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=phases.options.seed,
             training=replace(made.training, proximal=0.0, exact=False), decay=t.decay, l2=l2,
+            together=together,
         )
         for l2 in penalties
     ]  # fmt: skip
     engine = engine_on(rows, store=phase)
-    phases.run(phase, rows, programs, fedavg.LocalState, 1 if has_closed_form(made.model) else t.rounds, engine)
+    total = 1 if has_closed_form(made.model) else t.rounds // together
+    phases.run(phase, rows, programs, fedavg.LocalState, total, engine)
     return engine
 
 

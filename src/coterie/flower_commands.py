@@ -29,7 +29,12 @@ __all__ = ["app"]
 
 app = typer.Typer(help="The same fits on a Flower federation.", no_args_is_help=True)
 
-_DEMO = {"rounds": 8, "local_steps": 40}  # a round of real processes takes seconds, so: few rounds, with more work
+_DEMO: dict[
+    str, dict[str, Any]
+] = {  # a message takes seconds, so: few rounds with more work, and starts that share them
+    "training": {"rounds": 5, "local_steps": 60},
+    "clusters": {"init": "random", "n_init": 6},
+}
 
 Folder = Annotated[Path, typer.Option(help="Where the federation on this machine is kept.")]
 Superlink = Annotated[
@@ -152,8 +157,9 @@ def demo_command(
     """Run the demo's 144 clients on SuperNodes of this machine, and stop everything again."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     chosen = digits_demo.demo_options(seed)
-    training = chosen.training.model_copy(update=_DEMO)
-    chosen = chosen.model_copy(update={"training": training})
+    chosen = chosen.model_copy(
+        update={group: getattr(chosen, group).model_copy(update=said) for group, said in _DEMO.items()}
+    )
     with tempfile.TemporaryDirectory(prefix="coterie-flower-") as place:
         folder = Path(place)
         rows = folder / "digits.parquet"

@@ -86,30 +86,33 @@ def local_models(
     training: Training = Training(),  # noqa: B008  (frozen)
     decay: float = 1.0,
     l2: float = 1e-3,
+    together: int = 1,
 ) -> Generator[Ask | Save, Replies | None, LocalState]:
     """Train one model per client, from a common start, never averaged; it stays in the client's private state.
 
-    Linear regression is fitted in closed form in one round.
+    Linear regression is fitted in closed form in one round. `together` is how many rounds a question asks for: it changes
+    nothing but the number of messages.
     """
     state = state or LocalState()
     closed = isinstance(model, Dense) and model.is_linear and model.loss == "squared"
     last = 1 if closed else rounds
     while state.round < last:
+        asked = range(state.round, min(state.round + together, last))
         got = yield Ask(
             train_private,
             {
                 "model": model,
-                "step_size": torch.tensor(step_size * decay**state.round, dtype=torch.float64),
-                "key": keys.key(seed, state.round, "local"),
+                "step_size": torch.tensor([step_size * decay**number for number in asked], dtype=torch.float64),
+                "key": torch.stack([keys.key(seed, number, "local") for number in asked]),
                 "training": training,
                 "l2": l2 if closed else None,
             },
             fold={"loss": WeightedMean("n")},
             fresh={"theta": model.initial(1, keys.generator(seed, "start"))[0]},
-            work=training.work(),
+            work=len(asked) * training.work(),
             scratch=model.n_outputs,
         )
-        state = replace(state, round=state.round + 1)
+        state = replace(state, round=asked.stop)
         if got is None or got.n == 0:
             yield Save(state, {"events": ["nobody answered"]})
         else:
@@ -133,12 +136,13 @@ def train_shared(
 
 
 def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Go on training the client's own model."""
+    """Go on training the client's own model, for one round or several."""
     model, theta = shared["model"], private["theta"]  # [S, C, P]
     if shared["l2"] is not None:
         theta = ridge(model, data, max(shared["l2"], model.l2 / 2)).expand(theta.shape)
     else:
-        theta = train(model, theta, data, shared["step_size"], shared["training"], shared["key"])
+        for step_size, key in zip(shared["step_size"].T, shared["key"].T, strict=True):  # [S] each
+            theta = train(model, theta, data, step_size, shared["training"], key)
     loss = client_losses(model, own_outputs(model, theta, data), data)  # [S, C]
     n = data.n.to(torch.float64).expand(len(theta), -1)
     return {"loss": loss.to(torch.float64), "n": n}, {"theta": theta}

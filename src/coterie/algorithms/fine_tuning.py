@@ -48,8 +48,8 @@ def fine_tuning(
         train_private,
         {
             "model": model,
-            "step_size": torch.tensor(step_size, dtype=torch.float64),
-            "key": keys.key(seed, "fine-tuning"),
+            "step_size": torch.tensor([step_size], dtype=torch.float64),
+            "key": keys.key(seed, "fine-tuning")[None],
             "training": training,
             "l2": None,
         },

@@ -80,7 +80,7 @@ class Federation:
     def await_nodes(self, patience: float) -> None:
         """Wait until all nodes are there."""
         deadline = time.monotonic() + patience
-        while (online := self.connection.nodes_online()) < len(self.nodes):
+        while (online := self._online()) < len(self.nodes):
             for name, runs in self.running().items():
                 if not runs:
                     raise _died(self, name)
@@ -90,6 +90,13 @@ class Federation:
                     f"see the logs in {self.folder / 'logs'}",
                 )
             time.sleep(0.5)
+
+    def _online(self) -> int:
+        """Nodes that are there; none while the SuperLink does not listen yet."""
+        try:
+            return self.connection.nodes_online()
+        except RunError:
+            return 0
 
 
 def up(

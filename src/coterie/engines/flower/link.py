@@ -55,6 +55,7 @@ class Link:
         self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
         self._greeted: dict[int, str] = {}  # id -> the message that asks who it is
         self._strangers: dict[int, Introduction] = {}
+        self._came: dict[str, Message] = {}  # replies that nobody has taken yet, by what they reply to
 
     # -- who is there -------------------------------------------------------------------------------------------------
     def greet(self) -> dict[int, Introduction]:
@@ -104,15 +105,17 @@ class Link:
             Seconds that it may take.
         """
         deadline = time.monotonic() + patience
-        called, asked, some = Called(), set[str](), enough < sum(sizes.values())
+        called, asked, some = Called(), dict[str, str](), enough < sum(sizes.values())
+        self._came = {}  # what comes late is ignored
         while True:
             asked |= self._ask({name: question for name, question in questions.items() if name not in asked})
-            for name, reply in self._look().items():
-                if name in asked:
-                    self._take(name, reply, check, called)
+            self._look()
+            for name, number in asked.items():
+                if number in self._came:
+                    self._take(name, self._came.pop(number), check, called)
             done = sum(sizes[name] for name in called.answers) >= enough
-            pending = asked - called.answers.keys() - called.failed.keys()
-            busy = {name for name in questions.keys() - asked if self.nodes[name].address is not None}
+            pending = asked.keys() - called.answers.keys() - called.failed.keys()
+            busy = {name for name in questions.keys() - asked.keys() if self.nodes[name].address is not None}
             waiting = pending or (some and busy) or not asked
             if done or not waiting or time.monotonic() >= deadline:
                 break
@@ -120,20 +123,21 @@ class Link:
         if not done:
             called.failed |= dict.fromkeys(pending, "has not answered in time")
             called.failed |= dict.fromkeys(busy, "is still busy with an earlier question")
-        called.failed |= dict.fromkeys(questions.keys() - asked - busy, "is away")
+        called.failed |= dict.fromkeys(questions.keys() - asked.keys() - busy, "is away")
         return called
 
-    def _ask(self, questions: Mapping[str, Question]) -> set[str]:
-        """Push questions to who is there and free.  -> who that is"""
+    def _ask(self, questions: Mapping[str, Question]) -> dict[str, str]:
+        """Push questions to who is there and free.  -> the messages, by the names of these nodes"""
         if not questions:
-            return set()
+            return {}
         self.greet()
         free = {name for name in questions if self.nodes[name].address is not None and not self.nodes[name].waiting}
+        pushed = {}
         for name in sorted(free):
             node = self.nodes[name]
             assert node.address is not None
-            node.waiting = self._push(questions[name], ASK, node.address)
-        return free
+            pushed[name] = node.waiting = self._push(questions[name], ASK, node.address)
+        return pushed
 
     def _take(self, name: str, reply: Message, check: Callable[[Answers], None], called: Called) -> None:
         """Note an answer that can be used, or why it cannot."""
@@ -152,19 +156,17 @@ class Link:
         message = Message(to_records(value), address, kind, ttl=max(2 * self.timeout, 60.0))
         return next(iter(self.grid.push_messages([message])), "")
 
-    def _look(self) -> dict[str, Message]:
-        """Pull what has come: replies by node. Nodes become free, and introductions are noted."""
+    def _look(self) -> None:
+        """Pull what has come: nodes become free, replies are kept, and introductions are noted."""
         by_node = {node.waiting: name for name, node in self.nodes.items() if node.waiting}
         by_address = {message: address for address, message in self._greeted.items() if message}
-        found: dict[str, Message] = {}
         for reply in self.grid.pull_messages([*by_node, *by_address]):
             number = reply.metadata.reply_to_message_id
             if number in by_node:
                 self.nodes[by_node[number]].waiting = None
-                found[by_node[number]] = reply
+                self._came[number] = reply
             elif number in by_address:
                 self._meet(by_address[number], reply)
-        return found
 
     def _meet(self, address: int, reply: Message) -> None:
         self._greeted[address] = ""
