@@ -64,7 +64,7 @@ def test_resumed_run_is_the_same(run: Path, data: Path, tmp_path: Path, monkeypa
         raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr("coterie.cli._fitted", killed)
+        patch.setattr("coterie.cli.fit_run", killed)
         with pytest.raises(KilledError):
             coterie("fit", data, *ASKED, "--out", tmp_path / "a")
     assert read_options(tmp_path / "a").method == "ifca"  # settled before it was killed
@@ -81,7 +81,7 @@ def test_comparison_that_was_finished_is_not_repeated(
     begin_run(tmp_path / "a", asked, "coterie fit", DATA.clients(test_size=0.2))
     (run / "comparison").rename(tmp_path / "a" / "comparison")
     try:
-        found = auto.settled(DATA.clients(), asked, tmp_path / "a", "", None)
+        found = auto.settled_run(tmp_path / "a", asked, DATA.clients(test_size=0.2), "coterie fit")
     finally:
         (tmp_path / "a" / "comparison").rename(run / "comparison")
     assert (found.method, found.clusters.n_clusters, found.clusters.n_init) == ("ifca", 2, 5)

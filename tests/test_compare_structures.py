@@ -421,4 +421,4 @@ def test_fedprox_of_classes_is_left_as_it_is_by_a_round() -> None:
         moves.append(minimize(loss, theta, method="BFGS", options={"gtol": 1e-9}).x - theta)
         weights.append(len(y))
     spread = np.abs(moves).max()
-    assert np.abs(np.average(moves, axis=0, weights=weights)).max() < 0.05 * spread  # Newton's steps are one exact step's
+    assert np.abs(np.average(moves, axis=0, weights=weights)).max() < 0.05 * spread  # they take one Newton step

@@ -41,7 +41,8 @@ def fit_fedprox(base: Clusters, problem: Problem, strengths: tuple[float, ...]) 
 def lean(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """How far the client's rows would draw its model from the common one, and how that changes with the common one.
 
-    With mean gradient g and second derivatives H: n (H + s)^-1 (-g) and n (H + s)^-1 H.  -> [1, C, F, J, P], [1, C, F, J, P, P]
+    With mean gradient g and second derivatives H: n (H + s)^-1 (-g) and n (H + s)^-1 H.
+    -> [1, C, F, J, P], [1, C, F, J, P, P]
     """
     at = curves(shared["problem"], private, data)
     _, gradient, hessian = at.quadratic(shared["theta"][0])  # [F, J, C, P], [F, J | 1, C, P, P]

@@ -163,11 +163,16 @@ def _fitted(
 
 
 def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
-    """The model for all with the best penalty."""
-    best = int(common.judged.score[:, judged].mean(1).argmax())
+    """The model of all rows together with the best penalty."""
+    best = _best_penalty(common, judged)
     fit = common.fits[best]
     assert isinstance(fit, Clusters)
     return fit, float(common.settings[best]["penalty"])
+
+
+def _best_penalty(common: Found, judged: Tensor) -> int:
+    means = common.judged.score[:, judged].mean(1)
+    return max((j for j, setting in enumerate(common.settings) if "penalty" in setting), key=lambda j: float(means[j]))
 
 
 def _free(found: Found) -> Prior:
@@ -193,7 +198,7 @@ def _structure(name: str, task: Task, effort: Effort, found: dict[str, Found], b
 def _mixture(task: Task, effort: Effort, common: Found) -> Found:
     """Mixtures within clients, with at most so many rows of each."""
     base, _ = _base(common, task.judged)
-    best = int(common.judged.score[:, task.judged].mean(1).argmax())
+    best = _best_penalty(common, task.judged)
     rows = thinned(task.rows, MIXTURE_ROWS, task.seed)
 
     def program(state: None) -> Run:
@@ -229,7 +234,11 @@ def _score(one: Found, setting: int, counted: Tensor) -> Tensor:
 def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
     scores = torch.where(counted, one.judged.score, torch.nan)
     if one.free:
-        return int(scores.nanmean(1).argmax())
+        kinds: dict[tuple[str, ...], list[int]] = {}
+        for j, setting in enumerate(one.settings):
+            kinds.setdefault(tuple(setting), []).append(j)
+        best = [max(some, key=lambda j: float(scores[j].nanmean())) for some in kinds.values()]
+        return best[simplest(scores[best], tolerance)]
     return simplest(scores, tolerance, one.eligible)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.comparison.clusters import Clusters, fit_global, grow, judge_clusters_ask
+from coterie.comparison.fedprox import fit_fedprox
 from coterie.comparison.mixed import Mixed, fit_mixed, judge_mixed_ask
 from coterie.comparison.prior import Kind, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
 from coterie.comparison.problem import Problem, Run, answered, keep_products
@@ -27,6 +28,7 @@ __all__ = [
 
 KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
 _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
+_STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
 _LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
 _WORSE = 0.01  # in squared errors
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
@@ -57,8 +59,8 @@ class Within:
 class Found:
     """What came of a structure: its settings, the simplest first; how they do; and what was fitted, one for each.
 
-    `free` is whether any setting may be taken that is best, since none is simpler than another. `eligible` is false for
-    settings that may not be taken.
+    `free` is whether any setting may be taken that is best, since none is simpler than another; one with another key must
+    be better than those before it. `eligible` is false for settings that may not be taken.
     """
 
     name: str
@@ -105,12 +107,18 @@ def begin(problem: Problem) -> Run:
 
 
 def common_model(problem: Problem, effort: Effort) -> Run:
-    """One model for all.  -> Found"""
-    fit: Clusters = yield from fit_global(problem, _COMMON_PENALTIES, effort.steps)
+    """One model for all: of all rows together, with each penalty, or FedProx's, with each strength.  -> Found"""
+    plain: Clusters = yield from fit_global(problem, _COMMON_PENALTIES, effort.steps)
+    near: Clusters = yield from fit_fedprox(_start(plain, 2), problem, _STRENGTHS)
+    theta, noise, objective = (
+        torch.cat([getattr(fit, name) for fit in (plain, near)], 1) for name in ("theta", "noise", "objective")
+    )
+    fit = Clusters(theta, noise, objective, plain.bend)
     got = yield from answered(judge_clusters_ask(fit, problem))
-    fits = tuple(_start(fit, j) for j in range(len(_COMMON_PENALTIES)))
-    settings: tuple[Setting, ...] = tuple({"penalty": l2} for l2 in _COMMON_PENALTIES)
-    return Found("global", settings, judged_rows(got, problem), fits, free=True)
+    settings: list[Setting] = [{"penalty": l2} for l2 in _COMMON_PENALTIES]
+    settings += [{"proximal": strength} for strength in _STRENGTHS]
+    fits = tuple(_start(fit, j) for j in range(len(settings)))
+    return Found("global", tuple(settings), judged_rows(got, problem), fits, free=True)
 
 
 def _start(fit: Clusters, j: int) -> Clusters:

@@ -65,15 +65,19 @@ class Wording(Protocol):
         """How `coterie fit` fits it."""
 
 
+@dataclass(frozen=True)
 class Linear:
     """Linear models, and mixtures."""
+
+    regression: bool
 
     def label(self, name: str, setting: Setting) -> str:
         """A setting in words."""
         if "n_components" in setting and name != "mixture":
             return f"one mixture {'for all' if name == 'global' else 'each'}, {setting['n_components']} components"
         if name in ("global", "local"):
-            return {"global": "one model for all", "local": "one model each"}[name]
+            by = f", by FedProx with {setting['proximal']:g}" if "proximal" in setting else ""
+            return {"global": "one model for all", "local": "one model each"}[name] + by
         ((_, value),) = setting.items()
         if name == "shrunk":
             return _PRIORS[str(value)]
@@ -86,7 +90,7 @@ class Linear:
             alone: float | str = "common" if name == "global" else 0.0
             return FitAdvice("mixture", {"mixture.n_components": setting["n_components"], "mixture.c_lambda": alone})
         if name == "global":
-            return FitAdvice("fedavg", {})
+            return FitAdvice("fedavg", self._proximal(float(setting["proximal"])) if "proximal" in setting else {})
         if name == "clusters":
             return FitAdvice("ifca", {"clusters.n_clusters": setting["n_clusters"], "clusters.n_init": 5})
         if name == "mixture":
@@ -94,14 +98,21 @@ class Linear:
         ((_, value),) = setting.items()
         return FitAdvice(name, {f"prior.{PRIOR[name]}": value})
 
+    def _proximal(self, strength: float) -> dict[str, Any]:
+        """FedProx's options: `coterie fit` has squared errors where a comparison has halves of them."""
+        if self.regression:
+            return {"training.proximal": 2 * strength, "training.exact": True}
+        return {"training.proximal": strength}
+
 
 def summarised(
     clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, new: New, *,
-    place: Tensor | None = None, words: Wording = Linear(),  # noqa: B008  (without state)
+    place: Tensor | None = None, words: Wording | None = None,
 ) -> Comparison:  # fmt: skip
     """Put the result together; `place` [M, 2] is where clients lie on the map, where there is one."""
     names, scores = clients.names, [evidence.counted(evidence.score(name)) for name in evidence.found]
     good = dict(zip(evidence.found, as_good(torch.stack(scores), evidence.tolerance), strict=True))
+    words = words or Linear(problem.is_regression)
     parts = _Parts(clients, problem, scaling, evidence, new, words)
     gain = evidence.score(evidence.chosen) - evidence.score("global")
     return Comparison(
