@@ -12,7 +12,7 @@ flower-demo: $(READY)
 	$(BIN)/coterie flower demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not study" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m "not study" --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff check .
