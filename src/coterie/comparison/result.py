@@ -8,7 +8,7 @@ import numpy as np
 
 __all__ = ["ORDER", "Comparison", "Difference", "FitAdvice", "Grouping", "Structure", "Trial"]
 
-ORDER = ("global", "clusters", "representation", "local", "shrunk", "mixture")  # the simplest first
+ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
 
 Setting = dict[str, int | float | str]
 

@@ -42,6 +42,7 @@ __all__ = ["Tell", "compare"]
 Tell = Callable[[str, int, int], None]
 
 MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
+_SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
 _CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
 _ROUNDS = (10, 30, 60)  # after which networks may be done
@@ -87,8 +88,8 @@ def compare(
     quick : bool
         Fewer settings and starts, and less patience.
     tolerance : float
-        A simpler structure is as good if its score is worse by no more than this (or by one standard error): 0.005 is half a
-        percent of the error.
+        A simpler structure is as good if its score is worse by no more than this, or by one standard error, or by 3 % of
+        what the best brings over one model for all; 0.005 is half a percent of the error.
     watch : callable, optional
         Told what is done, how much of it, and of how much.
     """
@@ -222,8 +223,21 @@ def _chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     settings = {name: _setting(one, counted, tolerance) for name, one in found.items()}
     scores = torch.stack([_score(one, settings[name], counted) for name, one in found.items()])
     may = [not one.eligible or any(one.eligible) for one in found.values()]
-    winner = list(found)[simplest(scores, tolerance, may)]
+    best = scores[may].nanmean(1).max()
+    tolerance = max(tolerance, _SHARE * float(best - scores[list(found).index("global")].nanmean()))
+    order = sorted(range(len(scores)), key=lambda j: _complexity(*list(settings.items())[j], found))
+    winner = list(found)[order[simplest(scores[order], tolerance, [may[j] for j in order])]]
     return Evidence(found, settings, winner, task.judged, odd, score, tolerance)
+
+
+def _complexity(name: str, setting: int, found: dict[str, Found]) -> float:
+    """The place of a structure in the order.
+
+    Own levels are simpler than own models, and a spread by feature or by direction is less simple than a few directions.
+    """
+    after = {"intercept": "clusters", "diagonal": "representation", "full": "representation"}
+    prior = found[name].settings[setting].get("prior")
+    return ORDER.index(after[str(prior)]) + 0.5 if prior in after else ORDER.index(name)
 
 
 def _score(one: Found, setting: int, counted: Tensor) -> Tensor:
