@@ -27,7 +27,7 @@ New = dict[str, tuple[Tensor, Tensor, Tensor]]  # structure -> score, right, row
 
 _PRIORS = {
     "intercept": "own intercepts", "same": "shrunk towards the global model",
-    "diagonal": "shrunk, by feature", "full": "shrunk, by direction",
+    "diagonal": "shrunk by feature", "full": "shrunk by direction",
 }  # fmt: skip
 
 

@@ -212,6 +212,7 @@ def _gains(run: Run) -> Figure | None:
 def _trials(one: Mapping[str, Any]) -> Figure | None:
     """Draw the score over settings that are numbers in a row: clusters, rank, components, penalties."""
     trials = [t for t in one.get("trials") or [] if len(t["setting"]) == 1]
+    trials = [t for t in trials if t["setting"].keys() == trials[0]["setting"].keys()]  # FedProx's have another axis
     points = [(next(iter(t["setting"].values())), t["score"], t["stderr"]) for t in trials]
     points = [point for point in points if all(number(v) is not None for v in point)]
     if len(points) < 2:
