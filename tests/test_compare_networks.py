@@ -109,7 +109,7 @@ def test_new_clients_take_the_group_that_their_five_rows_suit(groups: Comparison
 
 
 def test_mixtures_are_left_out_and_a_note_says_so(groups: Comparison) -> None:
-    assert [one.name for one in groups.structures] == ["global", "clusters", "representation", "local", "shrunk"]
+    assert [one.name for one in groups.structures] == ["global", "clusters", "local", "shrunk", "representation"]
     assert "mixtures are left out" in answer(groups).doubts[-1]
 
 

@@ -156,7 +156,7 @@ def test_classes_are_compared_too() -> None:
     assert found["clusters"].models is not None
     assert found["clusters"].models.shape == (2, 4)  # log odds of the second class
     assert found["clusters"].test_metric > found["global"].test_metric  # type: ignore[operator]
-    assert [one.name for one in found.structures] == ["global", "clusters", "representation", "local"]
+    assert [one.name for one in found.structures] == ["global", "clusters", "local", "representation"]
 
 
 def test_without_a_target_mixtures_are_compared() -> None:
