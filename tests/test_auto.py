@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -106,3 +107,16 @@ def test_one_model_is_fitted_where_it_is_enough(tmp_path: Path) -> None:
     done = coterie("fit", tmp_path / "same.csv", *ASKED, "--out", tmp_path / "run")
     assert done.out.startswith("One model for all is enough")
     assert read_options(tmp_path / "run").method == "fedavg"
+
+
+def test_where_no_method_fits_what_was_chosen_the_next_best_is_taken(tmp_path: Path) -> None:
+    def row(name: str, method: str | None, score: float) -> dict[str, Any]:
+        fit = {"method": method, "options": {}}
+        return {"structure": name, "label": name, "chosen": name == "local", "score": score, "fit": fit}
+
+    rows = [row("global", "fedavg", -2.0), row("local", None, -1.0), row("shrunk", "maml", -1.5)]
+    (tmp_path / "comparison").mkdir()
+    document = {"chosen": "local", "rows": rows, "answer": {"headline": "", "evidence": [], "doubts": ["few clients"]}}
+    (tmp_path / "comparison" / "compare.json").write_text(json.dumps(document))
+    said = auto.why(tmp_path)["why"]["doubts"]
+    assert said == ["No method fits that, so the next best was taken: shrunk.", "few clients"]

@@ -59,19 +59,13 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, w
         found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
         write_comparison(inside, found, document)
-    return _with(chosen, _winner(inside))
+    return _with(chosen, _taken(_read(inside)["rows"])["fit"])
 
 
-def _winner(inside: Path) -> dict[str, Any]:
-    """How `coterie fit` fits what was chosen."""
-    row = next(row for row in _read(inside)["rows"] if row["chosen"])
-    fit: dict[str, Any] = row["fit"]
-    if fit["method"] is None:
-        raise ConfigError(
-            f"there is no method yet that fits what was chosen: {row['label']}",
-            "name a method; `coterie compare` shows how the others do",
-        )
-    return fit
+def _taken(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was chosen; if no method fits that (one network each), the best of the others."""
+    can = [row for row in rows if row["fit"]["method"] is not None]
+    return next((row for row in can if row["chosen"]), None) or max(can, key=lambda row: float(row["score"]))
 
 
 def _with(chosen: FitOptions, fit: dict[str, Any]) -> FitOptions:
@@ -89,7 +83,11 @@ def why(folder: Path) -> dict[str, Any]:
     if not (folder / _FOLDER).exists():
         return {}
     said = _read(folder / _FOLDER)
-    return {"why": {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}}
+    found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
+    taken = _taken(said["rows"])
+    if not taken["chosen"]:
+        found["doubts"] = [f"No method fits that, so the next best was taken: {taken['label']}.", *found["doubts"]]
+    return {"why": found}
 
 
 def _read(inside: Path) -> dict[str, Any]:
