@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from coterie.comparison.choice import OUTLIER, outlying, simplest
+from coterie.comparison.choice import OUTLIER, difference, outlying, simplest
 from coterie.comparison.clusters import Clusters
 from coterie.comparison.density import density_newcomers, fit_densities
 from coterie.comparison.folds import support_and_query, thinned, with_support
@@ -43,6 +43,7 @@ Tell = Callable[[str, int, int], None]
 
 MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
+_WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
 _CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
 _ROUNDS = (10, 30, 60)  # after which networks may be done
@@ -223,11 +224,26 @@ def _chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     settings = {name: _setting(one, counted, tolerance) for name, one in found.items()}
     scores = torch.stack([_score(one, settings[name], counted) for name, one in found.items()])
     may = [not one.eligible or any(one.eligible) for one in found.values()]
+    if task.problem.is_regression and "mixture" in found:
+        may[list(found).index("mixture")] = _predicts(found, settings, scores)
     best = scores[may].nanmean(1).max()
     tolerance = max(tolerance, _SHARE * float(best - scores[list(found).index("global")].nanmean()))
     order = sorted(range(len(scores)), key=lambda j: _complexity(*list(settings.items())[j], found))
     winner = list(found)[order[simplest(scores[order], tolerance, [may[j] for j in order])]]
     return Evidence(found, settings, winner, task.judged, odd, score, tolerance)
+
+
+def _predicts(found: dict[str, Found], settings: dict[str, int], scores: Tensor) -> bool:
+    """Whether the mean of a mixture predicts about as well as the best of the other structures.
+
+    If not, its components stand for noise, not for structure.
+    """
+    others = [j for j, name in enumerate(found) if name != "mixture"]
+    best = list(found)[max(others, key=lambda j: float(scores[j].nanmean()))]
+    errors = (found[name].judged.right[settings[name]] for name in ("mixture", best))
+    ours, theirs = (torch.where(scores[0].isnan(), torch.nan, error) for error in errors)
+    gap = difference(ours, theirs)
+    return not (gap.low > 0 or gap.mean > _WORSE * float(theirs.nanmean()))
 
 
 def _complexity(name: str, setting: int, found: dict[str, Found]) -> float:

@@ -30,7 +30,6 @@ KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the co
 _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 _STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
 _LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
-_WORSE = 0.01  # in squared errors
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
 
 
@@ -205,11 +204,7 @@ def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalt
 
 
 def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Run:
-    """Components that every client has, in its own proportions.  -> Found
-
-    Components whose mean predicts clearly worse than the model for all, which is judged in `plain` [1, M], stand for noise,
-    not for structure, and may not be chosen.
-    """
+    """Components that every client has, in its own proportions; `plain` judges the model for all.  -> Found"""
     fits, every, v = [], [], problem.n_folds
     sizes = tuple(range(2, effort.max_components + 1))
     how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds}
@@ -225,10 +220,8 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
         score, error, test_score, test_error = (one[None] for one in each)
         every.append(Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise))
         fits.append(Within(mixed, shape))
-    judged = joined(every)
-    eligible = (judged.right.nanmean(1) <= (1 + _WORSE) * plain.right.nanmean(1)).tolist()
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
-    return Found("mixture", settings, judged, tuple(fits), eligible=tuple(eligible))
+    return Found("mixture", settings, joined(every), tuple(fits))
 
 
 def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
