@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie.comparison import ORDER, Comparison, compare
+from coterie.comparison.run import _complexity, _predicts
+from coterie.comparison.scores import Judged
+from coterie.comparison.structures import Found
 from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.data.planted import planted_structure
@@ -200,3 +203,43 @@ def test_watchers_are_told() -> None:
     compare(clients_of("global", n_clients=6), quick=True, structures=("local",), watch=lambda *news: told.append(news))
     assert told[0] == ("global", 0, 2)
     assert told[-1] == ("done", 2, 2)
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+def judged(score: Tensor, right: Tensor) -> Judged:
+    one, rows = torch.ones(len(score), dtype=torch.float64), torch.full((len(score),), 40.0, dtype=torch.float64)
+    return Judged(score[None], right[None], score[None], right[None], rows, rows, one[:1])
+
+
+@pytest.mark.parametrize(
+    ("worse", "spread", "predicts"),
+    [(0.0, 0.1, True), (0.03, 0.1, True), (0.03, 0.001, False), (0.08, 1.0, False)],  # chance; clearly; by a lot
+)
+def test_a_mixture_must_predict_about_as_well_as_the_best_of_the_others(
+    worse: float, spread: float, predicts: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn(30, generator=draw, dtype=torch.float64)
+    noise = spread * (noise - noise.mean())
+    level = torch.zeros(30, dtype=torch.float64)
+    found = {
+        "global": Found("global", ({},), judged(level - 2, level + 5), ()),
+        "local": Found("local", ({},), judged(level - 1, level + 1), ()),
+        "mixture": Found("mixture", ({},), judged(level, 1 + worse + noise), ()),
+    }
+    scores = torch.stack([one.judged.score[0] for one in found.values()])
+    assert _predicts(found, dict.fromkeys(found, 0), scores) is predicts
+
+
+def test_own_levels_are_simpler_than_own_models_and_many_directions_less_simple_than_few() -> None:
+    level = torch.zeros(3, dtype=torch.float64)
+    priors = tuple({"prior": kind} for kind in ("intercept", "same", "diagonal", "full"))
+    found = {
+        "local": Found("local", ({"penalty": 1.0},), judged(level, level), ()),
+        "shrunk": Found("shrunk", priors, judged(level, level), ()),
+        "representation": Found("representation", ({"rank": 1},), judged(level, level), ()),
+        "clusters": Found("clusters", ({"n_clusters": 2},), judged(level, level), ()),
+    }
+    shrunk = [_complexity("shrunk", j, found) for j in range(4)]
+    others = [_complexity(name, 0, found) for name in ("clusters", "local", "representation")]
+    assert others[0] < shrunk[0] < others[1] < shrunk[1] < others[2] < shrunk[2] == shrunk[3]

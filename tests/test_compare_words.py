@@ -139,3 +139,11 @@ def test_means_have_the_digits_of_their_error() -> None:
     assert plus_minus("accuracy", 0.8312, 0.0123) == "83.1 ± 1.2 %"
     assert plus_minus("rmse", None, None) == "-"
     assert plus_minus("rmse", 1.5, np.nan) == "1.500"
+
+
+def test_a_mixture_that_predicts_worse_is_told_apart_from_one_that_is_hardly_better() -> None:
+    found = changed(comparison(), "mixture", score=-1.0, barred=True)
+    said = " ".join(answer(found).evidence)
+    assert "2 components would describe how rows scatter, but predicts worse than others, and was not taken." in said
+    assert "2 components scores best" not in said
+    assert "2 components scores best" in " ".join(answer(changed(comparison(), "mixture", score=-1.0)).evidence)

@@ -86,6 +86,7 @@ class Structure:
     test_metric_versus_global: Difference | None = None  # in the metric's units: of errors, below 0 is better
     new_versus_global: Difference | None = None  # likewise, on held-out clients
     client_new_metric: np.ndarray | None = None  # [N] of held-out clients
+    barred: bool = False  # a mixture that predicts worse than others, whatever its score
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +133,8 @@ class Comparison:
 
     @property
     def best(self) -> Structure:
-        """The structure with the best score."""
-        return max(self.structures, key=lambda one: one.score)
+        """The structure with the best score, of those that may be taken."""
+        return max((one for one in self.structures if not one.barred), key=lambda one: one.score)
 
     def document(self) -> dict[str, Any]:
         """All but what is known of single clients, as JSON can say it."""

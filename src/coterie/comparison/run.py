@@ -230,7 +230,8 @@ def _chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     tolerance = max(tolerance, _SHARE * float(best - scores[list(found).index("global")].nanmean()))
     order = sorted(range(len(scores)), key=lambda j: _complexity(*list(settings.items())[j], found))
     winner = list(found)[order[simplest(scores[order], tolerance, [may[j] for j in order])]]
-    return Evidence(found, settings, winner, task.judged, odd, score, tolerance)
+    barred = tuple(name for name, can in zip(found, may, strict=True) if not can)
+    return Evidence(found, settings, winner, task.judged, odd, score, tolerance, barred)
 
 
 def _predicts(found: dict[str, Found], settings: dict[str, int], scores: Tensor) -> bool:

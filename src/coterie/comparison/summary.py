@@ -42,6 +42,7 @@ class Evidence:
     odd: Tensor  # [M] outliers
     outlier_score: Tensor  # [M]
     tolerance: float
+    barred: tuple[str, ...] = ()  # structures that may not be taken
 
     def score(self, name: str, *, test: bool = False) -> Tensor:
         """[M] of the structure's setting, NaN for who was not judged or, on test rows, has none."""
@@ -110,8 +111,9 @@ def summarised(
     place: Tensor | None = None, words: Wording | None = None,
 ) -> Comparison:  # fmt: skip
     """Put the result together; `place` [M, 2] is where clients lie on the map, where there is one."""
-    names, scores = clients.names, [evidence.counted(evidence.score(name)) for name in evidence.found]
-    good = dict(zip(evidence.found, as_good(torch.stack(scores), evidence.tolerance), strict=True))
+    names, taken = clients.names, [name for name in evidence.found if name not in evidence.barred]
+    scores = torch.stack([evidence.counted(evidence.score(name)) for name in taken])
+    good = dict.fromkeys(evidence.found, False) | dict(zip(taken, as_good(scores, evidence.tolerance), strict=True))
     words = words or Linear(problem.is_regression)
     parts = _Parts(clients, problem, scaling, evidence, new, words)
     gain = evidence.score(evidence.chosen) - evidence.score("global")
@@ -167,6 +169,7 @@ class _Parts:
             versus_global=None if name == "global" else difference(mine, base),
             versus_chosen=None if name == evidence.chosen else difference(mine, chosen),
             as_good=good,
+            barred=name in evidence.barred,
             trials=self._trials(name),
             client_score=evidence.score(name).numpy(),
             models=self._models(name),

@@ -131,6 +131,11 @@ def _against_others(found: Comparison, chosen: Structure) -> list[str]:
             f"{_capital(best.label)} scores best, but by so little that the simpler is taken: "
             f"{_difference(best.versus_chosen)}."
         )
+    out += [
+        f"{_capital(one.label)} would describe how rows scatter, but predicts worse than others, and was not taken."
+        for one in others
+        if one.barred and one.name == "mixture" and one.score > chosen.score
+    ]
     level = [one.label for one in others if one.as_good and one is not best]
     if level:
         out.append(f"About as good as the best: {_listed(level)}.")
