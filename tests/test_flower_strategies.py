@@ -246,3 +246,10 @@ def test_the_example_runs_in_simulation(example: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "sites by cluster: [6, 6]" in done.stdout
+
+
+@pytest.mark.parametrize("method", ["auto", "local", "shrunk", "representation"])
+def test_what_needs_the_rows_at_hand_is_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="where the rows are at hand"):
+        CoterieStrategy(method).start(on_nodes(tmp_path), nodes=3, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
