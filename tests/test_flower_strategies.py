@@ -253,3 +253,5 @@ def test_what_needs_the_rows_at_hand_is_refused(method: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="where the rows are at hand"):
         CoterieStrategy(method).start(on_nodes(tmp_path), nodes=3, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="where the rows are at hand"):
+        CoterieStrategy(method).start(on_nodes(tmp_path), nodes=3)

@@ -84,6 +84,7 @@ def fit_any(
     module: nn.Module | Model | None = None,
 ) -> AnyFitted:
     """Fit what the options say, by whatever method; see `fitting.fit`."""
+    _check(clients, chosen, module)
     if chosen.method == "mixture":
         return fit_clients(clients, chosen, folder=folder, every=every, watch=watch)
     run = fit_personal if chosen.method in PERSONAL else fit
