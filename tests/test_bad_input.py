@@ -14,8 +14,7 @@ import pytest
 
 from command import coterie, refused
 from planted import planted
-
-METHODS = "'ifca', 'moment-descent', 'mixture', 'fedavg', 'fedrep', 'lg-fedavg' or 'maml'"
+from test_config import METHODS
 
 N = 24
 GOOD: dict[str, Any] = {
@@ -307,7 +306,7 @@ def test_an_unknown_ending(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--method", "magic"], f"method is 'magic': input should be {METHODS}"),
-        (["--method", "local"], f"method is 'local': input should be {METHODS}"),
+        (["--method", "local", "--rounds", "3"], "training.rounds is set, and local has no use for it"),
         (["--missing", "ignore"], "data.missing is 'ignore': input should be 'error', 'mean' or 'drop'"),
         (["--task", "guess"], "data.task is 'guess': input should be 'auto', 'regression' or 'classification'"),
         (["--test-size", "1.5"], "data.test_size is 1.5: input should be less than 1"),

@@ -178,7 +178,11 @@ def simulated(folder: Path, nodes: int, cases: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "cases"), [(4, ["ifca", "ifca-float32", "moment-descent", "fedrep", "srpfl", "fedgrem"]), (10, ["ifca"])]
+    ("nodes", "cases"),
+    [
+        (4, ["ifca", "ifca-float32", "moment-descent", "fedrep", "srpfl", "fedgrem"]),
+        pytest.param(10, ["ifca"], marks=pytest.mark.study),
+    ],
 )
 def test_on_flowers_simulation_engine(nodes: int, cases: list[str], tmp_path: Path) -> None:
     """Four nodes with several clients each, and one client on each of ten."""

@@ -53,7 +53,7 @@ def test_other_methods_end_bit_equal_too(method: str, tmp_path: Path) -> None:
     data, whole, killed = tmp_path / "data.csv", tmp_path / "whole", tmp_path / "killed"
     write_data(data, clients=30, rows=20)
     subprocess.run(command(whole), check=True, capture_output=True)
-    run_with_kills(command(killed), killed, 3, 5)
+    run_with_kills(command(killed), killed, 6)
     assert same(whole, killed)
     own = "models/clients.safetensors"  # what stays with clients, where something does
     assert (whole / own).exists() == (method != "moment-descent")

@@ -217,7 +217,7 @@ def test_without_a_name_the_studies_are_listed():
     names = ["ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-digits", "ifca-rotated-cifar"]
     names += ["mixed-regression", "mixed-regression-scaling"]
     names += [f"fedgrem-{name}" for name in ("simulation", "pendigits", "mnist", "fashion", "adversarial")]
-    names += ["srpfl-linear", "srpfl-speedup", "srpfl-images"]
+    names += ["srpfl-linear", "srpfl-speedup", "srpfl-images", "compare-planted", "compare-real"]
     assert [line.split()[0] for line in shown.stdout.splitlines()[1 : len(names) + 1]] == names
     assert list(command()["studies"]) == names
 
