@@ -32,8 +32,8 @@ app = typer.Typer(help="The same fits on a Flower federation.", no_args_is_help=
 _DEMO: dict[
     str, dict[str, Any]
 ] = {  # a message takes seconds, so: few rounds with more work, and starts that share them
-    "training": {"rounds": 5, "local_steps": 60},
-    "clusters": {"init": "random", "n_init": 6},
+    "training": {"rounds": 4, "local_steps": 80},
+    "clusters": {"init": "random", "n_init": 4},
 }
 
 Folder = Annotated[Path, typer.Option(help="Where the federation on this machine is kept.")]
