@@ -35,6 +35,7 @@ from coterie.models import linear_regression, mlp
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.protocol import Ask, Save
 from helpers import ragged
+from named_code import stale
 
 with warnings.catch_warnings():  # typer uses what click will remove
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -288,14 +289,16 @@ def test_every_column_of_a_run_folder_is_documented(
 
 
 @pytest.mark.parametrize("name", ["papers.md", "privacy.md"])
-def test_what_a_page_names_is_in_the_code(name: str) -> None:
-    sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
-    code = "\n".join(sources.values())
-    for word in re.findall(r"`([\w./]+)`", prose(DOCS / name)):
-        if word.endswith(".py"):
-            assert any(str(path).endswith(f"/{word}") for path in sources), word
-        elif word.replace(".", "").replace("_", "").isalpha():
-            assert re.search(rf"\b{word.rpartition('.')[2]}\b", code) or word.endswith(".safetensors"), word
+def test_files_and_functions_that_a_page_names_are_there(name: str) -> None:
+    assert stale(prose(DOCS / name)) == []
+
+
+def test_what_is_no_longer_there_is_found() -> None:
+    assert stale("`_Drive._answer` in `engines/drive.py`; `place` in `evaluate.py`; `Training.steps`; `loss`") == []
+    assert stale("`_Drive._answer` in `engines/in_process.py`") == ["_Drive._answer is not in engines/in_process.py"]
+    assert stale("`engines/gone.py`") == ["there is no file engines/gone.py"]
+    assert stale("`no_such_function`; `ifca.gone`") == ["there is no no_such_function", "there is no ifca.gone"]
+    assert stale("`while gone` in `ifca`") == ["while gone is not in ifca"]
 
 
 @pytest.mark.parametrize("soft", [False, True])
