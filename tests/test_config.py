@@ -116,6 +116,7 @@ def test_options_survive_json_and_cannot_be_changed() -> None:
         ("model.hidden=[8, 0]", "model.hidden.1 is 0: input should be greater than 0"),
         ("model.degree=0", "model.degree is 0: input should be greater than or equal to 1"),
         ("clusters.average_over=all", "clusters.average_over is 'all': input should be 'cluster' or 'everyone'"),
+        ("clusters.resample=3", "clusters.resample is 3: input should be a multiple of 2"),
         ("moments.estimator=three", "moments.estimator is 'three': input should be 'pairs', 'halves' or 'two'"),
         ("moments.iterations=0", "moments.iterations is 0: input should be greater than or equal to 1"),
         ("moments.noise=-1", "moments.noise is -1: input should be greater than or equal to 0"),

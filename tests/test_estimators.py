@@ -117,6 +117,13 @@ def test_a_good_fit_does_not_warn() -> None:
         ifca(rounds=3).fit(NUMBERS.x, NUMBERS.y, groups=NUMBERS.groups)
 
 
+def test_parts_that_rows_are_cut_into_are_an_option() -> None:
+    whole, parts = (
+        ifca(rounds=3, resample=resample).fit(NUMBERS.x, NUMBERS.y, groups=NUMBERS.groups).theta_ for resample in (0, 4)
+    )
+    assert not torch.equal(whole, parts)
+
+
 def test_random_state_decides_everything() -> None:
     def theta(seed: int) -> torch.Tensor:
         model = ifca(init="random", participation=0.5, batch_size=4, epochs=1, rounds=3, random_state=seed)

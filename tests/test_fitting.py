@@ -19,6 +19,7 @@ from coterie.data.readers import from_arrays, read
 from coterie.engines.checkpoint import load_tensors
 from coterie.engines.in_process import Round
 from coterie.errors import ConfigError, CoterieError, DataError
+from coterie.evaluate import adjusted_rand
 from coterie.fitting import Fitted, fit
 from coterie.models import Dense, softmax_regression
 from helpers import KilledError
@@ -417,6 +418,21 @@ def test_one_client_has_no_groups() -> None:
 def test_more_clusters_than_clients() -> None:
     assert refused(planted(4).clients(), "clusters.n_clusters=5").message == "5 clusters are more than the 4 clients"
     assert fit(planted(4).clients(), chosen("clusters.n_clusters=4", "training.rounds=2")).theta.shape == (4, 4)
+
+
+def test_more_parts_than_rows_are_refused() -> None:
+    error = refused(planted(4, 6).clients(), "clusters.resample=8")
+    assert isinstance(error, DataError)
+    assert error.message.startswith("no client has training rows for 8 parts")
+
+
+def test_fresh_rows_in_every_round_find_the_groups_too() -> None:
+    made = planted(12, 60, noise=0.1)
+    all_rows, fresh = (
+        fit(made.clients(), chosen(f"clusters.resample={parts}", "training.rounds=15")) for parts in (0, 6)
+    )
+    assert adjusted_rand(all_rows.placed.label, fresh.placed.label) == 1.0
+    assert not torch.equal(all_rows.theta, fresh.theta)
 
 
 def test_no_target_nothing_to_learn() -> None:
