@@ -268,6 +268,13 @@ def test_rotated_mnist_takes_the_options_of_the_command_line(shared_data: Path):
         assert document["settings"][name] == value
 
 
+def test_the_step_of_cifar_is_the_one_that_the_page_names():
+    page = (Path(__file__).parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
+    section = page.split("## `ifca-rotated-cifar`")[1].split("\n## ")[0]
+    assert f"The step size is {rotated_tasks.CIFAR_PAPER.step_size:g} at first" in section
+    assert f"there are {rotated_tasks.CIFAR_PAPER.rounds} rounds" in section
+
+
 def test_rotated_cifar_runs_with_its_network(shared_data: Path):
     settings = replace(
         rotated_tasks.CIFAR_QUICK, clients=4, rows=8, rounds=1, batch_size=4, local_steps=1, test_clients=2, test_rows=4,

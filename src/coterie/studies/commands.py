@@ -167,7 +167,7 @@ def ifca_rotated_cifar(
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
-    """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, hours on two cores)."""
+    """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, days of one core)."""
     given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
     given |= {"step_size": step_size, "local_steps": local_steps}
     given |= {"batch_size": batch_size, "participation": participation}
