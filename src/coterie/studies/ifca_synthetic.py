@@ -22,18 +22,18 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.ifca import State, ifca
 from coterie.algorithms.starts import Start
 from coterie.data.synthetic import Preset, bernoulli_starts, mixed_regression, oracle_error
-from coterie.engines.in_process import InProcess, Round
+from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.evaluate import match_errors
 from coterie.models import Dense
 from coterie.protocol import Algorithm
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
+from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "INITS", "NAME", "PANELS", "Settings", "run", "settings"]
 
@@ -70,6 +70,8 @@ class Settings:
         S, T, and how many times models are planted; trial t has the seed `seed` + t.
     dtype : {"float32", "float64"}
         Of the arithmetic. Rows are drawn in float64 first, so that both see the same problem.
+    jobs : int, optional
+        Processes; see `side_by_side`.
     """
 
     panel: str
@@ -87,11 +89,12 @@ class Settings:
     trials: int = 40
     dtype: Precision = "float32"
     seed: int = 0
+    jobs: int | None = None
 
     def __post_init__(self) -> None:
         one_of("--preset", self.preset, get_args(Preset))
         one_of("--dtype", self.dtype, get_args(Precision))
-        at_least(1, starts=self.starts, rounds=self.rounds, trials=self.trials, rows=min(self.rows))
+        at_least(1, starts=self.starts, rounds=self.rounds, trials=self.trials, rows=min(self.rows), jobs=self.jobs)
         at_least(1, features=min(self.features))
         at_least(self.n_clusters, clients=min(self.clients))
         at_least(0, sigma=min(self.sigma))
@@ -139,8 +142,11 @@ def run(chosen: Settings, tell: Tell = silent) -> Outcome:
     """Run every point of the panel with every kind of start."""
     rows = []
     for point, init in itertools.product(_points(chosen), chosen.init):
-        begin = time.perf_counter()
-        errors = torch.stack([_trial(chosen, point, init, t, tell) for t in range(chosen.trials)])  # [trials, S]
+        trials = side_by_side(
+            partial(_trial, chosen, point, init), range(chosen.trials), chosen.jobs,
+            partial(_say, tell, chosen, point, init),
+        )  # fmt: skip
+        errors = torch.tensor([trial.errors for trial in trials], dtype=torch.float64)  # [trials, S]
         success = errors <= max(0.6 * point.sigma, SLACK)
         best = float(errors.min(1).values.mean())
         p = 1 / chosen.n_clusters
@@ -153,7 +159,7 @@ def run(chosen: Settings, tell: Tell = silent) -> Outcome:
             "best_error_over_sigma": best / point.sigma if point.sigma else None,
             "oracle_error_over_sigma": oracle,
             "paper": None,
-            "seconds": round(time.perf_counter() - begin, 3),
+            "seconds": round(sum(trial.seconds for trial in trials), 3),
         }
         rows.append(row)
     return Outcome(NAME, asdict(chosen), rows)
@@ -164,9 +170,22 @@ def _points(chosen: Settings) -> Iterator[Point]:
     return (Point(*values) for values in grid)
 
 
-def _trial(chosen: Settings, point: Point, init: str, trial: int, tell: Tell) -> Tensor:
-    """Plant models and run all starts with all step sizes side by side: error of each start, best over steps.  [S]"""
-    seed = chosen.seed + trial
+@dataclass(frozen=True)
+class _Trial:
+    """The error of each start, best over steps, and the seconds that it took."""
+
+    errors: list[float]
+    seconds: float
+
+
+def _say(tell: Tell, chosen: Settings, point: Point, init: str, done: int) -> None:
+    sizes = f"m={point.n_clients} n={point.rows} r={point.r:g} sigma={point.sigma:g}"
+    tell(f"{init} {sizes}", done, chosen.trials, "trials")
+
+
+def _trial(chosen: Settings, point: Point, init: str, trial: int) -> _Trial:
+    """Plant models and run all starts with all step sizes in lockstep."""
+    begin, seed = time.perf_counter(), chosen.seed + trial
     planted = mixed_regression(
         n_clients=point.n_clients,
         rows=point.rows,
@@ -187,14 +206,10 @@ def _trial(chosen: Settings, point: Point, init: str, trial: int, tell: Tell) ->
         for step in chosen.steps
     ]
 
-    def watch(done: Round) -> None:
-        if done.run == 0:
-            sizes = f"m={point.n_clients} n={point.rows} r={point.r:g} sigma={point.sigma:g}"
-            tell(f"{init} {sizes}", trial * chosen.rounds + done.round, chosen.trials * chosen.rounds)
-
-    finished = InProcess(planted.rows.to(dtype)).run(programs, watch=watch)
+    finished = InProcess(planted.rows.to(dtype)).run(programs)
     theta = torch.stack([state.theta for state in finished.states])  # [S steps, K, D]
-    return match_errors(theta, planted.theta).view(-1, len(chosen.steps)).min(1).values
+    errors = match_errors(theta, planted.theta).view(-1, len(chosen.steps)).min(1).values
+    return _Trial(errors.tolist(), time.perf_counter() - begin)
 
 
 def _run_while_finite(saved: State | None, **options: Any) -> Algorithm:
