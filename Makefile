@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo flower-demo test check studies bench format clean
+.PHONY: demo flower-demo test check studies bench format clean results docs
 
 demo: $(READY)
 	$(BIN)/coterie demo
@@ -25,6 +25,13 @@ studies: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# ONLY="name name" runs these; otherwise what results/plan.toml has and results/ has not. Safe to stop: it goes on from there.
+results: $(READY)
+	$(BIN)/python -m tools.results $(ONLY)
+
+docs: $(READY)
+	$(BIN)/python -m tools.docs
 
 format: $(READY)
 	$(BIN)/ruff check --fix-only .

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 
@@ -244,7 +243,7 @@ def test_both_methods_are_trained_until_they_have_settled_at_the_same_distance()
 
 
 def test_training_arrives_in_the_first_round_at_the_target() -> None:
-    curve = Curve(np.array([0.7, 0.4, 0.1]), np.array([0.0, 1.0, 2.0]))
+    curve = Curve([0.7, 0.4, 0.1], [0.0, 1.0, 2.0])
     assert arrival(curve, 0.41) == 1
     assert arrival(curve, 0.39) == 2
     for never in (0.7, 0.05):

@@ -5,6 +5,7 @@ __version__ = "0.1.0"
 
 from typing import TYPE_CHECKING, Any
 
+import coterie.threads  # noqa: F401  isort: skip  (before torch)
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError, RunError

@@ -176,6 +176,10 @@ class Ragged:
         """Shape of one row's features."""
         return tuple(_row(self.x, self.change).shape[2:])
 
+    def numbers(self, ids: Tensor) -> int:
+        """Count the features of some clients' rows: what one pass over them reads."""
+        return int(self.counts[ids].sum()) * math.prod(self.x.shape[1:])
+
     @property
     def keys(self) -> Tensor:
         """[M] identity of each client for randomness."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
 from coterie.protocol import Ask, Block, RowProduct, Tensors
+from coterie.threads import for_work
 
 __all__ = ["Answer", "Worker", "same_form"]
 
@@ -67,10 +68,11 @@ class Worker:
         if len(ids):
             room = sum(group.bytes for group in groups)
             scratch = sum(len(group.runs) * group.ask.scratch * group.item_size for group in groups)
-            for block in self._blocks(ids, room, scratch):
-                place = torch.searchsorted(ids, block.ids)
-                for group in groups:
-                    self._answer_block(group, block, place)
+            with for_work(self.rows.numbers(ids)):
+                for block in self._blocks(ids, room, scratch):
+                    place = torch.searchsorted(ids, block.ids)
+                    for group in groups:
+                        self._answer_block(group, block, place)
         return {run: answer for group in groups for run, answer in group.answers().items()}
 
     def _blocks(self, ids: Tensor, room: int, row_room: int) -> Iterable[Block]:

@@ -18,6 +18,7 @@ from coterie.studies import mixed_regression as regression
 from coterie.studies import mixed_scaling as scaling
 from coterie.studies import rotated_tasks as tasks
 from coterie.studies.common import console, named, numbers, progress, show
+from coterie.studies.ledger import VARIABLE
 from coterie.studies.rotated_settings import INITS, METHODS, Settings, Task
 
 __all__ = ["app"]
@@ -41,7 +42,9 @@ Jobs = Annotated[int | None, typer.Option(help="Processes; as many as there are 
 MixedMethods = Annotated[
     str | None, typer.Option("--methods", help=f"Comma-separated, of {', '.join(mixed.METHODS)}; all by default.")
 ]
-Checkpoint = Annotated[Path | None, typer.Option(help="Folder for checkpoints: run again to go on from there.")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(envvar=VARIABLE, help="Folder for checkpoints: run again to go on from there.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -81,13 +84,14 @@ def ifca_synthetic(
         str | None, typer.Option(help="Step sizes that each start is tried with, comma-separated.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    jobs: Jobs = None,
     seed: Seed = 0,
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
     """Figure 2 of IFCA: how often starts find planted linear models."""
     given: dict[str, Any] = {"preset": preset, "trials": trials, "starts": starts, "rounds": rounds, "dtype": dtype}
-    given |= {"init": named("--init", init, synthetic.INITS)}
+    given |= {"init": named("--init", init, synthetic.INITS), "jobs": jobs}
     given |= {name: numbers(f"--{name}", text, float) for name, text in (("r", r), ("sigma", sigma), ("steps", steps))}
     sizes = (("clients", clients), ("rows", rows), ("features", features))
     given |= {name: numbers(f"--{name}", text, int) for name, text in sizes}

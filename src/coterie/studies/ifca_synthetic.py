@@ -24,18 +24,18 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.ifca import State, ifca
 from coterie.algorithms.starts import Start
 from coterie.data.synthetic import Planted, Preset, bernoulli_starts, mixed_regression
-from coterie.engines.in_process import InProcess, Round
+from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.evaluate import match_errors, match_models
 from coterie.models import Dense
 from coterie.protocol import Algorithm
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
+from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "INITS", "NAME", "PANELS", "Settings", "run", "settings"]
 
@@ -73,6 +73,8 @@ class Settings:
         S, T, and how many times models are planted; trial t has the seed `seed` + t.
     dtype : {"float32", "float64"}
         Of the arithmetic. Rows are drawn in float64 first, so that both see the same problem.
+    jobs : int, optional
+        Processes; see `side_by_side`.
     """
 
     panel: str
@@ -90,11 +92,12 @@ class Settings:
     trials: int = 40
     dtype: Precision = "float32"
     seed: int = 0
+    jobs: int | None = None
 
     def __post_init__(self) -> None:
         one_of("--preset", self.preset, get_args(Preset))
         one_of("--dtype", self.dtype, get_args(Precision))
-        at_least(1, starts=self.starts, rounds=self.rounds, trials=self.trials, rows=min(self.rows))
+        at_least(1, starts=self.starts, rounds=self.rounds, trials=self.trials, rows=min(self.rows), jobs=self.jobs)
         at_least(1, features=min(self.features))
         at_least(self.n_clusters, clients=min(self.clients))
         at_least(0, sigma=min(self.sigma))
@@ -140,10 +143,7 @@ class Point:
 
 def run(chosen: Settings, tell: Tell = silent) -> Outcome:
     """Run every point of the panel with every kind of start."""
-    rows = []
-    for point in _points(chosen):
-        oracle = statistics.mean(_oracle_error(_plant(chosen, point, t)) for t in range(chosen.trials))
-        rows += [_row(chosen, point, init, oracle, tell) for init in chosen.init]
+    rows = [_row(chosen, point, init, tell) for point, init in itertools.product(_points(chosen), chosen.init)]
     return Outcome(NAME, asdict(chosen), rows)
 
 
@@ -152,12 +152,25 @@ def _points(chosen: Settings) -> Iterator[Point]:
     return (Point(*values) for values in grid)
 
 
-def _row(chosen: Settings, point: Point, init: str, oracle: float, tell: Tell) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Trial:
+    """The error of each start, best over steps, that of the oracle, and the seconds that it took."""
+
+    errors: list[float]
+    oracle: float
+    seconds: float
+
+
+def _row(chosen: Settings, point: Point, init: str, tell: Tell) -> dict[str, Any]:
     """Run all trials of one kind of start."""
-    begin = time.perf_counter()
-    errors = torch.stack([_trial(chosen, point, init, t, tell) for t in range(chosen.trials)])  # [trials, S]
+    sizes = f"m={point.n_clients} n={point.rows} r={point.r:g} sigma={point.sigma:g}"
+    trials = side_by_side(
+        partial(_trial, chosen, point, init), range(chosen.trials), chosen.jobs,
+        lambda done: tell(f"{init} {sizes}", done, chosen.trials, "trials"),
+    )  # fmt: skip
+    errors = torch.tensor([trial.errors for trial in trials], dtype=torch.float64)  # [trials, S]
     success = errors <= max(0.6 * point.sigma, SLACK)
-    best = float(errors.min(1).values.mean())
+    best, oracle = float(errors.min(1).values.mean()), statistics.mean(trial.oracle for trial in trials)
     row = {"panel": chosen.panel, "preset": chosen.preset, "init": init, "n_clusters": chosen.n_clusters}
     row |= asdict(point) | {"trials": chosen.trials}
     return row | {
@@ -166,7 +179,7 @@ def _row(chosen: Settings, point: Point, init: str, oracle: float, tell: Tell) -
         "best_error_over_sigma": best / point.sigma if point.sigma else None,
         "oracle_error_over_sigma": oracle / point.sigma if point.sigma else None,
         "paper": None,
-        "seconds": round(time.perf_counter() - begin, 3),
+        "seconds": round(sum(trial.seconds for trial in trials), 3),
     }
 
 
@@ -199,9 +212,9 @@ def _oracle_error(planted: Planted) -> float:
     return match_models(torch.stack(fits), planted.theta)[0]
 
 
-def _trial(chosen: Settings, point: Point, init: str, trial: int, tell: Tell) -> Tensor:
-    """Plant models and run all starts with all step sizes side by side: error of each start, best over steps.  [S]"""
-    seed = chosen.seed + trial
+def _trial(chosen: Settings, point: Point, init: str, trial: int) -> _Trial:
+    """Plant models and run all starts with all step sizes in lockstep."""
+    begin, seed = time.perf_counter(), chosen.seed + trial
     planted = _plant(chosen, point, trial)
     dtype = getattr(torch, chosen.dtype)
     model = Dense((point.features, 1), "squared", intercept=False, dtype=dtype)
@@ -212,15 +225,10 @@ def _trial(chosen: Settings, point: Point, init: str, trial: int, tell: Tell) ->
         for s, start in enumerate(_starts(chosen, point, init, seed, dtype))
         for step in chosen.steps
     ]
-
-    def watch(done: Round) -> None:
-        if done.run == 0:
-            sizes = f"m={point.n_clients} n={point.rows} r={point.r:g} sigma={point.sigma:g}"
-            tell(f"{init} {sizes}", trial * chosen.rounds + done.round, chosen.trials * chosen.rounds)
-
-    finished = InProcess(planted.rows.to(dtype)).run(programs, watch=watch)
+    finished = InProcess(planted.rows.to(dtype)).run(programs)
     theta = torch.stack([state.theta for state in finished.states])  # [S steps, K, D]
-    return match_errors(theta, planted.theta).view(-1, len(chosen.steps)).min(1).values
+    errors = match_errors(theta, planted.theta).view(-1, len(chosen.steps)).min(1).values
+    return _Trial(errors.tolist(), _oracle_error(planted), time.perf_counter() - begin)
 
 
 def _run_while_finite(saved: State | None, **options: Any) -> Algorithm:

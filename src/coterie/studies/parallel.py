@@ -2,7 +2,8 @@
 """Repetitions side by side in processes of one thread each.
 
 Small federations are made of many short operations, which threads hardly speed up, and slow down many times over where
-cores are shared with others. So repetitions run side by side instead, each on one core.
+cores are shared with others. So repetitions run side by side instead, each on one core. What ledger.py knows already is
+not done again.
 """
 
 import multiprocessing
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+
+from coterie.studies.ledger import Ledger
 
 __all__ = ["side_by_side"]
 
@@ -42,21 +45,26 @@ def side_by_side(
     list
         Results in the order of the tasks.
     """
-    jobs = _processes(len(tasks)) if jobs is None else min(jobs, len(tasks))
-    results: dict[int, Result] = {}
+    ledger = Ledger(work)
+    results = ledger.known(tasks)
+    left = [i for i in range(len(tasks)) if i not in results]
+    jobs = _processes(len(left)) if jobs is None else min(jobs, len(left))
+    if results:
+        done(len(results))
     if jobs <= 1:
         with _one_thread():
-            for i, task in enumerate(tasks):
-                results[i] = work(task)
+            for i in left:
+                results[i] = ledger.keep(tasks[i], work(tasks[i]))
                 done(len(results))
-        return list(results.values())
+        return [results[i] for i in range(len(tasks))]
     # A copy of this process has everything imported; where there are no copies, each imports for itself.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
-        places = {pool.submit(work, task): i for i, task in enumerate(tasks)}
+        places = {pool.submit(work, tasks[i]): i for i in left}
         try:
             for future in as_completed(places):
-                results[places[future]] = future.result()
+                i = places[future]
+                results[i] = ledger.keep(tasks[i], future.result())
                 done(len(results))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

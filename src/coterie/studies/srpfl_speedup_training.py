@@ -54,12 +54,12 @@ class Plant:
         return math.ceil((1 + self.noise**2) * self.rank**3 * enough)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Curve:
     """Distance and virtual time after every round, the start first, communication not counted.  [T + 1] each"""
 
-    distance: np.ndarray
-    time: np.ndarray
+    distance: list[float]
+    time: list[float]
 
 
 def train(planted: Plant, task: tuple[int, int]) -> dict[str, Curve]:
@@ -98,12 +98,12 @@ def _elsewhere(basis: Tensor, seed: int) -> Tensor:
 
 
 def _curve(rounds: Sequence[Round]) -> Curve:
-    return Curve(np.array([r.info["distance"] for r in rounds]), np.array([r.time for r in rounds]))
+    return Curve([r.info["distance"] for r in rounds], [r.time for r in rounds])
 
 
 def arrival(curve: Curve, target: float) -> int:
     """Say after how many rounds the target is reached."""
-    rounds = int(np.argmax(curve.distance <= target))
+    rounds = int(np.argmax(np.array(curve.distance) <= target))
     if rounds == 0:  # at the start already, or never
         far = curve.distance
         raise ConfigError(
