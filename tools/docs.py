@@ -35,6 +35,14 @@ def main() -> None:
 def written(page: str, entries: Mapping[str, Entry], found: Results) -> tuple[str, dict[str, str]]:
     """Fill all blocks of a page: its text, and the figures that it shows by the names of their files."""
     figures: dict[str, str] = {}
+    told: set[str] = set()
+
+    def origin(name: str) -> str:
+        before, there = name in told, name in found
+        told.add(name)
+        if before:
+            return "From the same run." if there else "Not run yet: see above."
+        return _origin(entries[name], found.get(name))
 
     def filled(block: re.Match[str]) -> str:
         what, kind, names = block[1], block[2], block[3].split()
@@ -46,7 +54,7 @@ def written(page: str, entries: Mapping[str, Entry], found: Results) -> tuple[st
             drawn = FIGURES[kind](result)
             figures.update(drawn)
             lines += [f"![{entries[name].paper or name}](figures/{file})" for file in drawn]
-        parts = ["\n".join(lines), *(_origin(entries[name], found.get(name)) for name in names)]
+        parts = ["\n".join(lines), *dict.fromkeys(map(origin, names))]
         inside = "\n\n".join(part for part in parts if part)
         return f"<!-- {what}: {kind} {' '.join(names)} -->\n\n{inside}\n\n<!-- end -->"
 

@@ -59,6 +59,7 @@ def main() -> None:
         return
     os.nice(19)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    torch.set_num_threads(1)
     names = asked.names or [name for name in entries if not (RESULTS / f"{name}.json").exists()]
     failed = [name for name in names if not run(entries[name], jobs=asked.jobs, fresh=asked.fresh, mixed=asked.mixed)]
     if failed:
@@ -137,7 +138,6 @@ def _printed(entry: Entry, cache: Path, jobs: int) -> dict[str, Any] | None:
     from coterie import cli
 
     os.environ[VARIABLE] = str(cache)
-    torch.set_num_threads(1)
     sys.argv = [*entry.words, *_jobs(entry, jobs)]
     text = io.StringIO()
     try:

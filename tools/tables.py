@@ -208,8 +208,9 @@ def linear(results: Results) -> list[str]:
         (
             [
                 code(line["method"]), number(line["start_distance"], 3), number(line["final_distance"], 4),
-                number(line["max_ratio"]), number(line["rate"], 3), number(line["rate_r2"], 3), number(line["rate_bound"], 3),
-                number(line["rounds_to_2x"], 0, "never"), number(line["time_to_2x"], 0, "never"),
+                number(line["max_ratio"]), number(line["rate"], 3), number(line["rate_r2"], 3),
+                number(line["rate_bound"], 3), number(line["rounds_to_2x"], 0, "never"),
+                number(line["time_to_2x"], 0, "never"),
             ]
             for line in every(results, "summary")
         ),
@@ -290,8 +291,9 @@ def real(results: Results) -> list[str]:
         digits = 2 if (line["global"] or 0) > 5 else 3
         cells = [number(line.get(name), digits) for name in ORDER]
         cells = [f"**{cell}**" if name == chosen else cell for name, cell in zip(ORDER, cells, strict=True)]
-        body.append([line["data"], str(line["clients"]), line["metric"], *cells, number(line["stderr"], 3), label.rstrip(")"),
-                     number(line["new"], digits), number(line["new_global"], digits), number(line["seconds"], 0)])  # fmt: skip
+        new = [number(line[name], digits) for name in ("new", "new_global")]
+        body.append([line["data"], str(line["clients"]), line["metric"], *cells, number(line["stderr"], 3),
+                     label.removesuffix(")"), *new, number(line["seconds"], 0)])  # fmt: skip
     return table(["Data", "clients", "metric", *ORDER, "se", "chosen", "new", "new, global", "CPU s"], body)
 
 
