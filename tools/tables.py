@@ -39,9 +39,9 @@ def values(rows: Iterable[Row], *fields: str) -> list[Any]:
     return [each if len(fields) > 1 else each[0] for each in found]
 
 
-def where(rows: Iterable[Row], **fields: Any) -> list[Row]:
+def where(some: Iterable[Row], /, **fields: Any) -> list[Row]:
     """Rows with these values."""
-    return [row for row in rows if all(row.get(name) == value for name, value in fields.items())]
+    return [row for row in some if all(row.get(name) == value for name, value in fields.items())]
 
 
 def every(results: Results, part: str = "rows") -> list[Row]:

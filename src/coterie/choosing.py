@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from coterie.algorithms.starts import Start
 from coterie.baselines import VALIDATION, measured_models, placed
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import Program, Round
+from coterie.local import worst_if_nan
 from coterie.phases import Phases, Prepared
 
 __all__ = ["best_start", "number_of_clusters"]
@@ -35,7 +35,7 @@ def best_start(phases: Phases, made: Prepared, program: Callable[[int], Program]
     programs = [program(options.seed + 1 + i) for i in range(options.clusters.n_init)]
     done = phases.run("choose a start", part, programs, ifca.State, options.training.rounds)
     losses = [float(_held_out(made, part, held, state.theta).sum()) for state in done.states]
-    winner = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+    winner = int(worst_if_nan(torch.tensor(losses)).argmin())
     return Start("warm", done.states[winner].theta), winner, list(done.rounds)
 
 
@@ -84,7 +84,7 @@ def _held_out(made: Prepared, part: Ragged, held: Ragged, theta: Tensor) -> Tens
 
 def _simplest(losses: Tensor, errors: float) -> int:
     """The first candidate whose loss is within so many standard errors of the best, paired over clients.  losses [K, M]"""
-    losses = losses.double().nan_to_num(nan=torch.inf)
+    losses = worst_if_nan(losses.double())
     best = losses[losses.sum(1).argmin()]
     for k, loss in enumerate(losses):
         worse = loss - best

@@ -128,6 +128,7 @@ class ClusterOptions(_Options):
     temperature: float | None = Field(None, gt=0)
     shared_layers: tuple[str, ...] = ()
     patience: int = Field(5, ge=0)
+    resample: int = Field(0, ge=0, multiple_of=2)
 
 
 class MomentOptions(_Options):

@@ -148,7 +148,7 @@ def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Al
         ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
         seed=seed, averaging=c.averaging, training=made.training, decay=t.decay, weighting=t.weighting or "clients",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, start=begin, patience=c.patience, tol=t.tol,
+        temperature=c.temperature, start=begin, patience=c.patience, resample=c.resample, tol=t.tol,
     )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def _mixed_regression(
         descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further)),
         start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, patience=c.patience, tol=t.tol,
+        temperature=c.temperature, patience=c.patience, resample=c.resample, tol=t.tol,
     )  # fmt: skip
 
 
@@ -230,6 +230,12 @@ def _check_clusters(clients: Clients, options: FitOptions, model: Model) -> None
     if k is not None and k > n_clients:
         raise DataError(f"{k} clusters are more than the {n_clients} clients", f"ask for at most {n_clients} clusters")
     ifca.shared_parameters(model, options.clusters.shared_layers)
+    parts, most = options.clusters.resample, int(clients.train.counts.max())
+    if parts > most:
+        raise DataError(
+            f"no client has training rows for {parts} parts, of which each round takes two: the largest has {most}",
+            f"ask for clusters.resample of at most {most - most % 2}; all rows in every round are 0",
+        )
 
 
 def _check_starts(clients: Clients, options: FitOptions, start: Tensor | None) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.starts import serve
-from coterie.local import client_losses, outputs
+from coterie.local import client_losses, outputs, worst_if_nan
 from coterie.models import Dense
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
@@ -165,7 +165,7 @@ def _improved(model: Dense, local: Tensor, chosen: Tensor) -> Run:
         )
         if got is None or got.n == 0:
             break
-        loss = got["loss"].nan_to_num(nan=math.inf)  # [K, A]
+        loss = worst_if_nan(got["loss"])  # [K, A]
         now = float(loss[0, chosen[0]])
         k, a = divmod(int(loss.argmin()), len(local))
         if not float(loss[k, a]) < 0.99 * now:
