@@ -25,7 +25,7 @@ def mixed(result: Result) -> dict[str, str]:
     left = [
         line for line in lines if line["method"] in LEFT or (line["method"], line["local_steps"]) == ("oracle", STEPS)
     ]
-    right = [line for line in lines if line["local_steps"] in (STEPS, None)]
+    right = [line for line in lines if line["local_steps"] == STEPS or line["method"] == LEFT[1]]
     panels = {"left": (left, _with_steps), "right": (right, lambda line: line["method"])}
     setting = lines[0]["setting"]
     return {
@@ -40,7 +40,11 @@ def mixed(result: Result) -> dict[str, str]:
 
 def _with_steps(line: Mapping[str, Any]) -> str:
     steps = line["local_steps"]
-    return line["method"] if steps is None or line["method"] == "oracle" else f"{line['method']}, {steps} steps"
+    return (
+        line["method"]
+        if steps is None or line["method"] == "oracle"
+        else f"{line['method']}, {steps} step{'s' * (steps > 1)}"
+    )
 
 
 def _quantiles(line: Mapping[str, Any], name: str) -> Line:
