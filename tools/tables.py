@@ -305,8 +305,23 @@ def real(results: Results) -> list[str]:
 
 
 TABLES: dict[str, Callable[[Results], list[str]]] = {
-    "rotated": rotated, "synthetic": synthetic, "ratios": ratios, "ablation": ablation, "scaling": scaling, "laws": laws,
-    "simulation": simulation, "simulation-weights": simulation_weights, "misclustering": misclustering,
-    "adversarial": adversarial, "adaptive": adaptive, "adaptive-summary": adaptive_summary, "linear": linear, "linear-times": linear_times, "speedup": speedup,
-    "speedup-trained": speedup_trained, "images": images, "planted": planted, "real": real,
-}  # fmt: skip
+    "rotated": rotated,
+    "synthetic": synthetic,
+    "ratios": ratios,
+    "ablation": ablation,
+    "scaling": scaling,
+    "laws": laws,
+    "simulation": simulation,
+    "simulation-weights": simulation_weights,
+    "misclustering": misclustering,
+    "adversarial": adversarial,
+    "adaptive": adaptive,
+    "adaptive-summary": adaptive_summary,
+    "linear": linear,
+    "linear-times": linear_times,
+    "speedup": speedup,
+    "speedup-trained": speedup_trained,
+    "images": images,
+    "planted": planted,
+    "real": real,
+}
