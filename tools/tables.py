@@ -167,13 +167,18 @@ def mean_cell(row: Row, field: str, digits: int = 2) -> str:
     return number(row[field], digits) + ("" if error is None else f" ({number(error, digits)})")
 
 
-def misclustering(results: Results) -> list[str]:
+def misclustering(results: Results, field: str = "error_percent") -> list[str]:
     """Every method at every contamination."""
     rows = every(results)
     shares = values(rows, "contamination")
-    body = ([code(method), *(mean_cell(where(rows, method=method, contamination=share)[0], "error_percent")
+    body = ([code(method), *(mean_cell(where(rows, method=method, contamination=share)[0], field)
                              for share in shares)] for method in values(rows, "method"))  # fmt: skip
     return table(["contaminated", *(f"{share:g} %" for share in shares)], body)
+
+
+def misclustering_own(results: Results) -> list[str]:
+    """The same, with every client's components matched to classes for itself."""
+    return misclustering(results, "own_percent")
 
 
 def adversarial(results: Results) -> list[str]:
@@ -314,6 +319,7 @@ TABLES: dict[str, Callable[[Results], list[str]]] = {
     "simulation": simulation,
     "simulation-weights": simulation_weights,
     "misclustering": misclustering,
+    "misclustering-own": misclustering_own,
     "adversarial": adversarial,
     "adaptive": adaptive,
     "adaptive-summary": adaptive_summary,
