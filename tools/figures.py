@@ -73,7 +73,7 @@ def synthetic(result: Result) -> dict[str, str]:
 def simulation(result: Result) -> dict[str, str]:
     """FedGrEM, Figure 3: error by h, of every method."""
     rows = result["rows"]
-    lines = []
+    lines: list[Line] = []
     for method in values(rows, "method"):
         own = where(rows, method=method)
         mean, error = ([row[field] or 0.0 for row in own] for field in ("theta_error", "theta_error_se"))

@@ -188,7 +188,9 @@ class _Parts:
 
     def __init__(self, path: Path, command: str) -> None:
         said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": command, "parts": []}
-        self._path, self.command, self.parts = path, said["command"], said["parts"]
+        self._path = path
+        self.command: str = said["command"]
+        self.parts: list[dict[str, Any]] = said["parts"]
         self.now = {**_sources(), "started": datetime.now(UTC).isoformat(timespec="seconds"), "wall": 0.0, "cpu": 0.0}
 
     def others(self) -> bool:
