@@ -187,7 +187,9 @@ class _Parts:
     """When a study ran, with which sources, and how long: one part for each time that it was begun."""
 
     def __init__(self, path: Path, command: str) -> None:
-        said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": command, "parts": []}
+        said: dict[str, Any] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": command, "parts": []}
+        )
         self._path = path
         self.command: str = said["command"]
         self.parts: list[dict[str, Any]] = said["parts"]
