@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo flower-demo test check studies bench format clean results docs
+.PHONY: demo flower-demo test check studies bench format clean
 
 demo: $(READY)
 	$(BIN)/coterie demo
@@ -25,6 +25,8 @@ studies: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+.PHONY: results docs
 
 # ONLY="name name" runs these; otherwise what results/plan.toml has and results/ has not. Safe to stop: it goes on from there.
 results: $(READY)

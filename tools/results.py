@@ -59,6 +59,7 @@ def main() -> None:
         return
     os.nice(19)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    torch.set_num_threads(1)
     names = asked.names or [name for name in entries if not (RESULTS / f"{name}.json").exists()]
     failed = [name for name in names if not run(entries[name], jobs=asked.jobs, fresh=asked.fresh, mixed=asked.mixed)]
     if failed:
@@ -137,7 +138,6 @@ def _printed(entry: Entry, cache: Path, jobs: int) -> dict[str, Any] | None:
     from coterie import cli
 
     os.environ[VARIABLE] = str(cache)
-    torch.set_num_threads(1)
     sys.argv = [*entry.words, *_jobs(entry, jobs)]
     text = io.StringIO()
     try:
@@ -187,8 +187,12 @@ class _Parts:
     """When a study ran, with which sources, and how long: one part for each time that it was begun."""
 
     def __init__(self, path: Path, command: str) -> None:
-        said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": command, "parts": []}
-        self._path, self.command, self.parts = path, said["command"], said["parts"]
+        said: dict[str, Any] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": command, "parts": []}
+        )
+        self._path = path
+        self.command: str = said["command"]
+        self.parts: list[dict[str, Any]] = said["parts"]
         self.now = {**_sources(), "started": datetime.now(UTC).isoformat(timespec="seconds"), "wall": 0.0, "cpu": 0.0}
 
     def others(self) -> bool:

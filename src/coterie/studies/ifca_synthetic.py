@@ -18,10 +18,10 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
@@ -49,6 +49,7 @@ INITS = ("random", "spread", "balanced")
 SLACK = 0.001  # error that passes where there is no noise, as in the authors' scripts
 
 Precision = Literal["float32", "float64"]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,10 @@ class Point:
 
 def run(chosen: Settings, tell: Tell = silent) -> Outcome:
     """Run every point of the panel with every kind of start."""
-    rows = [_row(chosen, point, init, tell) for point, init in itertools.product(_points(chosen), chosen.init)]
+    rows = []
+    for point in _points(chosen):
+        oracle = statistics.mean(_of_trials(_oracle_error, chosen, point, tell, "oracle"))
+        rows += [_row(chosen, point, init, oracle, tell) for init in chosen.init]
     return Outcome(NAME, asdict(chosen), rows)
 
 
@@ -152,25 +156,12 @@ def _points(chosen: Settings) -> Iterator[Point]:
     return (Point(*values) for values in grid)
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """The error of each start, best over steps, that of the oracle, and the seconds that it took."""
-
-    errors: list[float]
-    oracle: float
-    seconds: float
-
-
-def _row(chosen: Settings, point: Point, init: str, tell: Tell) -> dict[str, Any]:
+def _row(chosen: Settings, point: Point, init: str, oracle: float, tell: Tell) -> dict[str, Any]:
     """Run all trials of one kind of start."""
-    sizes = f"m={point.n_clients} n={point.rows} r={point.r:g} sigma={point.sigma:g}"
-    trials = side_by_side(
-        partial(_trial, chosen, point, init), range(chosen.trials), chosen.jobs,
-        lambda done: tell(f"{init} {sizes}", done, chosen.trials, "trials"),
-    )  # fmt: skip
+    trials = _of_trials(partial(_trial, init), chosen, point, tell, init)
     errors = torch.tensor([trial.errors for trial in trials], dtype=torch.float64)  # [trials, S]
     success = errors <= max(0.6 * point.sigma, SLACK)
-    best, oracle = float(errors.min(1).values.mean()), statistics.mean(trial.oracle for trial in trials)
+    best = float(errors.min(1).values.mean())
     row = {"panel": chosen.panel, "preset": chosen.preset, "init": init, "n_clusters": chosen.n_clusters}
     row |= asdict(point) | {"trials": chosen.trials}
     return row | {
@@ -181,6 +172,17 @@ def _row(chosen: Settings, point: Point, init: str, tell: Tell) -> dict[str, Any
         "paper": None,
         "seconds": round(sum(trial.seconds for trial in trials), 3),
     }
+
+
+def _of_trials(
+    work: Callable[[Settings, Point, int], Result], chosen: Settings, point: Point, tell: Tell, what: str
+) -> list[Result]:
+    """Do something in all trials of a point."""
+    said = f"{what} m={point.n_clients} n={point.rows} r={point.r:g} sigma={point.sigma:g}"
+    return side_by_side(
+        partial(work, chosen, point), range(chosen.trials), chosen.jobs,
+        lambda done: tell(said, done, chosen.trials, "trials"),
+    )  # fmt: skip
 
 
 def _plant(chosen: Settings, point: Point, trial: int) -> Planted:
@@ -196,11 +198,12 @@ def _plant(chosen: Settings, point: Point, trial: int) -> Planted:
     )
 
 
-def _oracle_error(planted: Planted) -> float:
+def _oracle_error(chosen: Settings, point: Point, trial: int) -> float:
     """Error of least squares on the rows of each planted cluster, measured as that of a start.
 
     Its square is sigma^2 D / (N - D - 1) in the mean, for N rows of a cluster; below D rows, the shortest solution is taken.
     """
+    planted = _plant(chosen, point, trial)
     n_features = planted.theta.shape[1]
     fits = []
     for k in range(len(planted.theta)):
@@ -212,7 +215,15 @@ def _oracle_error(planted: Planted) -> float:
     return match_models(torch.stack(fits), planted.theta)[0]
 
 
-def _trial(chosen: Settings, point: Point, init: str, trial: int) -> _Trial:
+@dataclass(frozen=True)
+class _Trial:
+    """The error of each start, best over steps, and the seconds that it took."""
+
+    errors: list[float]
+    seconds: float
+
+
+def _trial(init: str, chosen: Settings, point: Point, trial: int) -> _Trial:
     """Plant models and run all starts with all step sizes in lockstep."""
     begin, seed = time.perf_counter(), chosen.seed + trial
     planted = _plant(chosen, point, trial)
@@ -225,10 +236,11 @@ def _trial(chosen: Settings, point: Point, init: str, trial: int) -> _Trial:
         for s, start in enumerate(_starts(chosen, point, init, seed, dtype))
         for step in chosen.steps
     ]
+
     finished = InProcess(planted.rows.to(dtype)).run(programs)
     theta = torch.stack([state.theta for state in finished.states])  # [S steps, K, D]
     errors = match_errors(theta, planted.theta).view(-1, len(chosen.steps)).min(1).values
-    return _Trial(errors.tolist(), _oracle_error(planted), time.perf_counter() - begin)
+    return _Trial(errors.tolist(), time.perf_counter() - begin)
 
 
 def _run_while_finite(saved: State | None, **options: Any) -> Algorithm:
