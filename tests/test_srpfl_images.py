@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,12 @@ SMALL = Settings(
     clients=8, shards=3, rows=30, hidden=(16, 12, 8), rounds=10, step_size=0.05, epochs=2, head_epochs=4, tune_epochs=2,
     first=2, stage_rounds=2, evaluate_every=2, curves=True, jobs=1,
 )  # fmt: skip
+
+
+def idx(values: np.ndarray) -> bytes:
+    """Write an idx file: 0, 0, 8 (bytes), number of axes, big-endian sizes, bytes."""
+    sizes = b"".join(n.to_bytes(4, "big") for n in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + sizes + values.astype(np.uint8).tobytes()
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +136,101 @@ def test_clients_have_few_classes_and_test_images_of_the_same() -> None:
         assert int(train.n) == 30
 
 
+# -- what the authors' scripts say ------------------------------------------------------------------------------------
+def test_the_authors_settings_are_those_of_their_scripts() -> None:
+    mnist = settings("mnist", preset="authors")
+    assert (mnist.rounds, mnist.seeds, mnist.first, mnist.stage_rounds, mnist.evaluate_every) == (150, 4, 10, 10, 10)
+    assert (mnist.step_size, mnist.batch_size, mnist.momentum, mnist.meta_step_size) == (0.01, 10, 0.5, 0.1)
+    assert (mnist.epochs, mnist.head_epochs, mnist.tune_epochs, mnist.until) == (5, 10, 10, "rounds")
+    rows = {name: (each.rows, each.shards) for name in study.DATASETS for each in [settings(name, preset="authors")]}
+    assert rows["emnist"] == (480, 5)
+    assert rows["femnist"] == (135, 3)
+    assert settings("cifar", preset="authors").epochs == 1
+    assert settings("mnist") == Settings()
+
+
+def test_the_authors_heads_are_trained_before_each_pass_of_the_representation() -> None:
+    trial = study._Trial(replace(SMALL, epochs=5, head_epochs=10, momentum=0.5, interleaved=True), "fedrep", 0)
+    one = [("personal", 10, 0.5), ("shared", 1, 0.5)]
+    assert [(part, how.epochs, how.momentum) for part, how in trial._turns()] == 5 * one
+    together = study._Trial(replace(SMALL, epochs=5, head_epochs=10), "fedrep", 0)
+    assert [(part, how.epochs, how.momentum) for part, how in together._turns()] == [
+        ("personal", 10, 0.0),
+        ("shared", 5, 0.0),
+    ]
+
+
+def test_with_the_authors_settings_stages_have_as_many_rounds_and_take_less_time() -> None:
+    chosen = replace(
+        SMALL, scaled=True, until="rounds", momentum=0.5, interleaved=True, meta_step_size=0.1, tuning="head",
+        evaluate_every=5,
+    )  # fmt: skip
+    found = {row["method"]: row for row in run(chosen).rows}
+    assert tuple(found) == METHODS
+    assert {row["rounds"] for row in found.values()} == {10}
+    times = Exponential().times(0, parts.clients("mnist", 8, 3, 30, 0).train.keys, 0).sort().values
+    # Two rounds with the two fastest, two with four, and six with all eight.
+    staged = 2 * float(times[1]) + 2 * float(times[3]) + 6 * float(times[7])
+    assert found["flanp"]["virtual_time"] == pytest.approx(staged)
+    assert found["fedavg"]["virtual_time"] == pytest.approx(10 * float(times[7]))
+    # Only the last layer of 8 x 10 + 10 parameters is fine-tuned, and yet clients with 3 of 10 classes gain by it.
+    assert found["fedavg-ft"]["final_accuracy"] > found["fedavg"]["final_accuracy"]
+
+
+def test_grey_pixels_are_scaled_where_that_is_wanted() -> None:
+    plain, scaled = (parts.clients("mnist", 8, 3, 30, 0, scaled=each) for each in (False, True))
+    x = scaled.train.x
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(plain.train.x, torch.Tensor)
+    assert float(x.mean()) == pytest.approx(0.0, abs=1e-5)  # float32
+    assert float(x.std()) == pytest.approx(1.0, abs=1e-5)
+    assert 0.0 <= float(plain.train.x.min()) <= float(plain.train.x.max()) <= 1.0
+
+
+# -- letters ----------------------------------------------------------------------------------------------------------
+def test_emnists_first_ten_letters_are_dealt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "emnist"
+    place.mkdir()
+    labels = np.repeat(np.arange(1, 13), 3)  # a to l, three each; every pixel of a letter is its number
+    for part in ("train", "test"):
+        pixels = np.broadcast_to(labels[:, None, None], (36, 28, 28))
+        (place / f"emnist-letters-{part}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (place / f"emnist-letters-{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
+    dealt = parts.clients("emnist", 4, 5, 5, 0)
+    for i in range(4):
+        held = dealt.train.client(i)
+        assert len(set(held.target[0].tolist())) == 5
+        assert max(held.target[0].tolist()) <= 9
+        assert torch.allclose(held.x[0, :, 0] * 255, held.target[0] + 1.0)
+    assert parts.model(settings("emnist"), dealt.train.shape).n_outputs == 10
+
+
+def test_femnists_small_letters_are_dealt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = [0, 35, *range(36, 46), 46]  # a digit, Z, a to j, k
+    for part in ("train", "test"):
+        users = {who: {"x": [[c / 255] * 784 for c in classes], "y": classes} for who in ("anna", "ben", "carl")}
+        folder = tmp_path / "femnist" / part
+        folder.mkdir(parents=True)
+        (folder / "all.json").write_text(json.dumps({"users": list(users), "user_data": users}))
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
+    dealt = parts.clients("femnist", 10, 3, 3, 0)
+    for i in range(10):
+        held = dealt.train.client(i)
+        assert torch.allclose(held.x[0, :, 0] * 255, held.target[0] + 36.0)
+
+
+@pytest.mark.parametrize("dataset", ["emnist", "femnist"])
+def test_letters_that_are_not_there_are_refused(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
+    said = " ".join(refused("study", study.NAME, "--dataset", dataset, "--preset", "authors"))
+    assert "COTERIE_DATA" in said
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    assert "'theirs'" in refused("study", study.NAME, "--preset", "theirs")[0]
+
+
 def test_pictures_go_through_lenet() -> None:
     chosen = replace(
         settings("cifar", quick=True), clients=3, shards=2, rows=8, rounds=1, channels=4, hidden=(8, 6), first=1,
@@ -146,6 +248,9 @@ def test_pictures_go_through_lenet() -> None:
     "changes",
     [
         {"dataset": "faces"},
+        {"until": "never"},
+        {"tuning": "all"},
+        {"momentum": 1.0},
         {"speeds": "none"},
         {"methods": ("sgd",)},
         {"participation": 0.0},
