@@ -140,3 +140,26 @@ def test_layout_of_outputs_is_that_of_dense_models() -> None:
     assert as_dense(three, theta).tolist() == [0, 1, 3, 4, 6, 7, 2, 5, 8]
     two = Dense((2, 2), "cross_entropy", True, 0.0, torch.float64)
     assert as_dense(two, torch.tensor([1.0, 2.0, 3.0])).tolist() == [0, 0, 1, 2, 0, 3]
+
+
+def test_the_setting_is_chosen_for_the_products_that_are_fitted() -> None:
+    # y = a_i x1 x2 + 0.1 noise, a_i ~ N(0, 2^2): without products all clients look alike, with them they differ in one.
+    draw = np.random.default_rng(0)
+    own, owner = 2 * draw.normal(size=30), np.repeat(np.arange(30), 30)
+    x = draw.normal(size=(len(owner), 2))
+    y = own[owner] * x[:, 0] * x[:, 1] + 0.1 * draw.normal(size=len(owner))
+    clients = from_arrays(x, y, owner, test_size=0.3, task="regression")
+    chosen, full = (package.Shrunk(degree=2, **how).fit(clients) for how in ({}, {"spread": "full"}))
+    # Noise is 0.01 of a variance of about 4: whoever has its own product explains nearly all.
+    assert full.score(clients.test) > 0.98
+    assert chosen.score(clients.test) > 0.98
+    assert package.Shrunk(degree=1).fit(clients).score(clients.test) < 0.3
+
+
+def test_the_setting_is_chosen_at_the_scale_that_is_fitted() -> None:
+    # Features of size 100 have coefficients of size 0.01: a penalty of 64 hardly holds them where they are not standardised.
+    data = planted(6, 20)
+    clients = from_arrays(100 * data.x, data.y, data.groups, task="regression")
+    scaled, as_it_is = (package.Local(standardise=each).fit(clients) for each in (True, False))
+    penalties = [model.personal_.fit.setting["penalty"] for model in (scaled, as_it_is)]
+    assert penalties[0] != penalties[1]

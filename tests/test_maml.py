@@ -47,6 +47,18 @@ def test_a_hessian_free_step_on_a_quadratic_matches_hand_calculation() -> None:
     assert from_zero(weighting="rows") == pytest.approx((0.256 + 2 * 0.15) / 3, abs=1e-9)
 
 
+def test_a_client_whose_steps_diverge_has_no_say() -> None:
+    sound = two_clients()
+    wild = Federation(
+        [*sound.xs, column(1e160)], [*sound.ys, torch.ones(1, dtype=torch.float64)], [*sound.names, "wild"]
+    )
+    how: dict[str, Any] = {"model": LINE, "rounds": 1, "alpha": 0.1, "beta": 0.1, "seed": 0, "training": ONE}
+    begin = State(torch.zeros(1, dtype=torch.float64))
+    alone, beside = (run_one(lambda s: maml(s or begin, **how), data.rows)[0].theta for data in (sound, wild))
+    assert float(alone) != 0.0
+    torch.testing.assert_close(beside, alone, rtol=1e-12, atol=0)  # sums of the same two numbers
+
+
 def test_a_second_local_step_starts_where_the_first_ended() -> None:
     # A at 0.256: inner to 0.256 + 0.1 3.488 = 0.6048, f' = -2.7904; times 0.8: 0.256 + 0.1 2.23232.
     assert from_zero((0,), training=Training(steps=2)) == pytest.approx(0.479232, abs=1e-9)

@@ -267,4 +267,6 @@ def test_rows_stand_for_the_first_layer_only_where_that_pays() -> None:
     assert not suits(Dense((30, 1), "squared"))
     assert not suits(replace(WIDE, l2=0.1))
     assert not suits(how=Training(steps=5, batch_size=4))  # less than two passes
+    assert suits(how=Training(epochs=1, batch_size=4, momentum=0.5))  # the layer's velocity is spared too
+    assert not suits(how=Training(steps=2, batch_size=4, momentum=0.5))  # less than one pass
     assert not suits(layers=frozenset({"1.weight"}))

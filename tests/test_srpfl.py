@@ -14,8 +14,11 @@ import torch
 from coterie.algorithms import fedavg as fed
 from coterie.algorithms import fedgrem as grem
 from coterie.algorithms import ifca as clustered
+from coterie.algorithms.linear_representation import linear_representation
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.srpfl import Adaptive, Fixed, Stage, State, Theory, exponential_order, srpfl
+from coterie.data.representations import linear_representation as plant
+from coterie.data.representations import principal_distance
 from coterie.data.synthetic import mixed_regression
 from coterie.engines.in_process import Finished, InProcess
 from coterie.errors import ConfigError, RunError
@@ -94,6 +97,33 @@ def test_one_stage_by_hand_is_the_mean_of_the_fastest() -> None:
     got, _, _ = run_one(partial(srpfl, flanp(1), n0=2, n_clients=4), rows, clock=VirtualClock())
     torch.testing.assert_close(got.inner.theta, want, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(got.inner.theta, start.theta)
+
+
+def test_a_start_by_the_method_of_moments_hears_everybody() -> None:
+    planted = plant(n_clients=30, rows=60, n_features=12, rank=2, noise=0.1, seed=0)
+
+    def inner(state: Any) -> Algorithm:
+        return linear_representation(state, n_features=12, rank=2, rounds=2, step_size=0.1, seed=0)
+
+    _, alone, _ = run_one(inner, planted.rows, clock=CLOCK)
+    _, staged, _ = run_one(partial(srpfl, inner, n0=3, n_clients=30, stages=Fixed(3)), planted.rows, clock=CLOCK)
+    begun, then = staged.rounds[0], staged.rounds[1:]
+    # Algorithm 2, lines 2 and 3: six exchanges with all 30 clients, each waited for; then rounds with the three fastest.
+    assert begun.participants == alone.rounds[0].participants == 30
+    assert begun.time == alone.rounds[0].time > 6 * 0.1
+    assert [r.participants for r in then] == [3, 3]
+
+
+def test_a_start_of_everybody_is_near_the_planted_subspace() -> None:
+    planted = plant(n_clients=60, rows=60, n_features=20, rank=2, noise=0.1, seed=0)
+
+    def inner(state: Any) -> Algorithm:
+        return linear_representation(state, n_features=20, rank=2, rounds=0, step_size=0.1, seed=0)
+
+    everybody = run_one(inner, planted.rows, clock=CLOCK)[0]
+    staged = run_one(partial(srpfl, inner, n0=3, n_clients=60), planted.rows, clock=CLOCK)[0]
+    torch.testing.assert_close(staged.inner.theta, everybody.theta, rtol=0, atol=0)
+    assert float(principal_distance(staged.inner.theta, planted.basis)) < 0.6
 
 
 def test_a_sample_of_all_then_its_fastest() -> None:

@@ -321,6 +321,9 @@ class Stack:
         return part["stack"]
 
 
+EVERYBODY = 1 << 62  # enough answers are those of all whom the participation policy chooses, in any stage
+
+
 @dataclass(frozen=True)
 class Ask:
     """A question to clients.
@@ -345,7 +348,7 @@ class Ask:
         Numbers that the step holds for every row and run besides the row itself, so that workers can size their blocks.
     enough : int, optional
         How many answers will do: the engine goes on with the fastest, of those whom the participation policy chooses. Whom
-        `to` names is waited for.
+        `to` names is waited for. None leaves it to what is around the algorithm, such as stages; `EVERYBODY` does not.
     """
 
     step: Step

@@ -20,6 +20,7 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.subspace import Subspaces, range_finder
 from coterie.protocol import (
+    EVERYBODY,
     Ask,
     Block,
     Replies,
@@ -172,6 +173,7 @@ def moment_start(
             {"q": q[0], "key": key, "batch_size": batch_size, "by_rows": weighting == "rows"},
             fold={"product": WeightedMean("weight"), "square": WeightedMean("weight"), "weight": Sum()},
             scratch=n_features + q.shape[-1],  # a batch is a copy
+            enough=EVERYBODY,
         )
         if got is None or got.n == 0 or not got["weight"]:
             return None

@@ -3,6 +3,7 @@
 
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach", NeurIPS 2020, Algorithm 1, with the Hessian-free (HF-MAML) or first-order (FO-MAML) step of their Section 5.
+Departure: a client whose steps diverge has no say in the round.
 """
 
 from collections.abc import Generator
@@ -112,7 +113,9 @@ def meta_train(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bl
 
     update = in_chunks(start, data, work, numbers_held(model, shared["training"], data)).sub_(start)
     n = data.n.to(torch.float64).expand(len(theta), -1)
-    weight = n if shared["by_rows"] else (n > 0).to(torch.float64)
+    sound = update.isfinite().all(-1)  # [S, C]
+    weight = sound * (n if shared["by_rows"] else (n > 0).to(torch.float64))
+    update = torch.where(sound[..., None], update, 0.0)  # 0 times infinity is no number
     return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
 
 

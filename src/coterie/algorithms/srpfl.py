@@ -6,7 +6,8 @@ FedAvg it is FLANP; around FedRep, the paper's SRPFL.
 
 The inner algorithm runs as it is. Its questions pass through, and say on the way how many answers are enough; which clients
 are fastest is for the engine's clock and participation policy (Remark 3.2: ask all, go on with the first). What the inner
-algorithm knows is the warm start of the next stage. Questions to clients that it names (`Ask.to`) are left alone.
+algorithm knows is the warm start of the next stage. Questions to clients that it names (`Ask.to`), and those for which it
+says itself how many answers are enough (Algorithm 2, lines 2 and 3: everybody's), are left alone.
 
 Departures: clients are sampled anew in every round, not in every stage (Remark 3.1 allows for it); before stage 0, where
 Lemma B.1 has no stage to come from, a stage of half as many clients is thought; adaptive stages estimate what the lemma
@@ -109,7 +110,8 @@ def srpfl(
             return replace(now, inner=end.value)
         n = _clients(n0, now.stage, n_clients)
         if isinstance(wanted, Ask):
-            replies = yield wanted if wanted.to is not None else replace(wanted, enough=n)
+            said = wanted.to is not None or wanted.enough is not None
+            replies = yield wanted if said else replace(wanted, enough=n)
             assert replies is not None
             seconds += replies.elapsed
             continue

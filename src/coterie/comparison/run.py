@@ -8,13 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from coterie.algorithms.preparation import Scaling
 from coterie.comparison.choice import OUTLIER, difference, outlying, simplest
 from coterie.comparison.clusters import Clusters
 from coterie.comparison.density import density_newcomers, fit_densities
 from coterie.comparison.folds import support_and_query, thinned, with_support
 from coterie.comparison.networks import FOLDS, Networks
 from coterie.comparison.prior import Prior
-from coterie.comparison.result import ORDER, Comparison
+from coterie.comparison.problem import Problem
+from coterie.comparison.result import ORDER, Comparison, Setting
 from coterie.comparison.structures import (
     Effort,
     Found,
@@ -33,15 +35,18 @@ from coterie.comparison.summary import Evidence, New, summarised
 from coterie.comparison.task import Task, checked
 from coterie.config import options
 from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.phases import model_for
 from coterie.protocol import Save
 
-__all__ = ["Tell", "compare"]
+__all__ = ["Tell", "chosen_setting", "compare"]
 
 Tell = Callable[[str, int, int], None]
 
 MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
+TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
+_FOLDS = 5
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
 _WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
@@ -63,7 +68,7 @@ def compare(
     few_shot: int = 5,
     seed: int = 0,
     quick: bool = False,
-    tolerance: float = 0.005,
+    tolerance: float = TOLERANCE,
     watch: Tell | None = None,
 ) -> Comparison:
     """Find out which structure clients have.
@@ -96,7 +101,7 @@ def compare(
     """
     began = time.perf_counter()
     layers = options({"model": {"hidden": hidden}}).model.hidden
-    folds = folds if folds is not None else FOLDS if layers else 5
+    folds = folds if folds is not None else FOLDS if layers else _FOLDS
     wanted = checked(clients, structures, layers, folds, few_shot)
     most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
     effort = replace(Effort() if clients.schema.task == "regression" else _CLASSES, **most)
@@ -123,6 +128,29 @@ def compare(
     }  # fmt: skip
     settings |= {"hidden": list(layers)} if layers else {}
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
+
+
+def chosen_setting(structure: str, rows: Ragged, scaling: Scaling, n_classes: int, *, seed: int) -> Setting:
+    """Choose the setting of one structure as `compare` does, on rows that are ready to be fitted.
+
+    Parameters
+    ----------
+    structure : {"local", "shrunk", "representation"}
+        Whose setting.
+    rows : Ragged
+        Training rows, with the features that will be fitted: products of them, and as they were scaled.
+    scaling : Scaling
+        That they were made with.
+    n_classes : int
+        0 for regression.
+    seed : int
+        Of folds.
+    """
+    problem = Problem(rows.shape[0], n_classes, _FOLDS, tuple(range(_FOLDS + 1)))
+    task = Task(problem, scaling, rows.to(torch.float64), None, None, few_shot=1, seed=seed)
+    effort = _CLASSES if n_classes else Effort()
+    found, _ = _fitted(task, ("global", structure), effort, _teller(None, ()))
+    return found[structure].settings[_chosen(task, found, TOLERANCE).settings[structure]]
 
 
 def _teller(watch: Tell | None, wanted: tuple[str, ...]) -> Callable[[str], None]:

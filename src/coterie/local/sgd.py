@@ -160,7 +160,8 @@ def _suits_rows(model: Dense, how: Training, data: Block, layers: frozenset[str]
     if not 0 < _WIDER * n_rows <= model.sizes[0]:
         return False
     per_step = 1.0 if how.batch_size is None else min(1.0, how.batch_size / n_rows)
-    return (how.steps * per_step if how.epochs is None else how.epochs) >= _PASSES
+    passes = how.steps * per_step if how.epochs is None else how.epochs
+    return passes >= (1 if how.momentum else _PASSES)  # a velocity of the layer costs as much again
 
 
 def numbers_held(model: Model, how: Training, data: Block, layers: frozenset[str] | None = None) -> int:

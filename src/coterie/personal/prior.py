@@ -16,7 +16,7 @@ from coterie.comparison.folds import with_folds
 from coterie.comparison.prior import OWN, Prior, judge_effects_ask
 from coterie.comparison.problem import Problem
 from coterie.comparison.result import Setting
-from coterie.comparison.run import compare
+from coterie.comparison.run import chosen_setting
 from coterie.comparison.structures import Run, begin, prior_for
 from coterie.config import PRIOR, FitOptions, first_given
 from coterie.data.clients import Clients
@@ -90,11 +90,11 @@ def as_dense(model: Dense, theta: Tensor) -> Tensor:
     return torch.cat([outputs[..., :-1].flatten(-2), outputs[..., -1]], -1)
 
 
-def from_prior(phases: Phases, clients: Clients, made: Prepared) -> Personal:
+def from_prior(phases: Phases, made: Prepared) -> Personal:
     """Fit a prior to all training rows, and every client's model to its own."""
     model, structure = made.model, phases.options.method
     assert isinstance(model, Dense)
-    setting = _setting(phases.options) or _chosen(clients, phases)
+    setting = _setting(phases.options) or _chosen(made, phases.options)
     rows = with_folds(made.rows, None, 1, 0)
     program = prior_for(structure, setting, _problem(model))
     prior: Prior = InProcess(rows).run([lambda state: program]).states[0]
@@ -108,10 +108,10 @@ def _setting(options: FitOptions) -> Setting | None:
     return None if value is None else {_SETTINGS[options.method]: value}
 
 
-def _chosen(clients: Clients, phases: Phases) -> Setting:
-    """Choose the setting by cross-validation within clients."""
-    structure = phases.options.method
-    return compare(clients, structures=(structure,), seed=phases.options.seed)[structure].setting
+def _chosen(made: Prepared, options: FitOptions) -> Setting:
+    """Choose the setting by cross-validation within clients, on the rows that the models are fitted to."""
+    n_classes = made.model.n_outputs if made.model.loss == "cross_entropy" else 0
+    return chosen_setting(options.method, made.rows, made.scaling, n_classes, seed=options.seed)
 
 
 def prior_title(fit: FromPrior) -> str:

@@ -119,7 +119,7 @@ def check_personal(
 def _fit_prior(phases: Phases, clients: Clients, began: float) -> FittedPersonal:
     """Fit linear models of clients' own."""
     options, made = phases.options, prepare(phases, clients, None)
-    found = from_prior(phases, clients, made)
+    found = from_prior(phases, made)
     assert isinstance(found.fit, FromPrior)
     scores, per_client = _measure(made, prior_title(found.fit), options, found)
     if options.baselines:

@@ -90,6 +90,10 @@ def srpfl_speedup(
 @app.command(images.NAME)
 def srpfl_images(
     dataset: Annotated[str, typer.Option(help=f"Whose images: {', '.join(images.DATASETS)}.")] = "mnist",
+    preset: Annotated[
+        str,
+        typer.Option(help="paper: what its text says; authors: what their published scripts say."),
+    ] = "paper",
     shards: Annotated[int | None, typer.Option(help="Classes of each client.")] = None,
     speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(images.SPEEDS)}.")] = None,
     participation: Annotated[
@@ -126,7 +130,7 @@ def srpfl_images(
     given |= {"epochs": epochs, "head_epochs": head_epochs, "first": first, "stage_rounds": stage_rounds}
     given |= {"evaluate_every": evaluate_every, "methods": named("--methods", methods, images.METHODS)}
     given |= {"jobs": jobs, "seeds": seeds}
-    chosen = replace(images.settings(dataset, quick=quick), seed=seed, curves=curves, **stated(given))
+    chosen = replace(images.settings(dataset, preset=preset, quick=quick), seed=seed, curves=curves, **stated(given))
     with progress() as tell:
         outcome = images.run(chosen, tell)
     show(outcome, images.COLUMNS, caption=images.CAPTION, as_json=as_json)

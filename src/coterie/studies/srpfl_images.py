@@ -5,7 +5,8 @@ Tziotis et al., "Straggler-Resilient Personalized Federated Learning", Figure 3.
 is judged on test images of the same classes, with what it keeps of its own: a head (FedRep and SRPFL), a representation
 (LG-FedAvg and LG-SRPFL), or the common model after fine-tuning (-ft and HF-MAML). All clients count, also those that were
 never asked: they first fit what would be their own. SRPFL, LG-SRPFL and FLANP begin with the fastest clients, and double
-their number in stages; they are given the virtual time of the method that they are stages around, and so more rounds.
+their number in stages; they are given the virtual time of the method that they are stages around, and so more rounds, or
+as in the authors' scripts its rounds, and so less time.
 """
 
 import math
@@ -19,21 +20,23 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.fedavg import fedavg
-from coterie.algorithms.fedrep import fedrep
+from coterie.algorithms.fedrep import partly_shared
 from coterie.algorithms.lg_fedavg import lg_fedavg
 from coterie.algorithms.maml import maml
 from coterie.algorithms.srpfl import Fixed, srpfl
 from coterie.data.holdings import Partition
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, measure_ask
-from coterie.models import last_layers, layer_names
+from coterie.local import Training
+from coterie.models import Part, last_layers, layer_names, split
+from coterie.participation import turn_out
 from coterie.personal.measure import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
-from coterie.protocol import Algorithm, Replies, Save
+from coterie.protocol import Algorithm, Ask, Replies, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
 from coterie.studies.parallel import side_by_side
-from coterie.studies.srpfl_images_settings import DATASETS, METHODS, SPEEDS, Settings, clients, model, settings
+from coterie.studies.srpfl_images_settings import DATASETS, METHODS, PRESETS, SPEEDS, Settings, clients, model, settings
 
-__all__ = ["CAPTION", "COLUMNS", "DATASETS", "METHODS", "NAME", "SPEEDS", "Settings", "run", "settings"]
+__all__ = ["CAPTION", "COLUMNS", "DATASETS", "METHODS", "NAME", "PRESETS", "SPEEDS", "Settings", "run", "settings"]
 
 NAME = "srpfl-images"
 CAPTION = (
@@ -43,7 +46,7 @@ CAPTION = (
 )
 _STAGED = {"srpfl": "fedrep", "lg-srpfl": "lg-fedavg", "flanp": "fedavg"}  # stages around what
 _TUNED = {"fedavg-ft": "fedavg", "flanp-ft": "flanp"}  # judged after fine-tuning, trained as what
-_LONGEST_FIRST = ("hf-maml", "lg-fedavg", "fedrep", "fedavg")  # those with everyone
+_LONGEST_FIRST = ("hf-maml", "fedrep", "srpfl", "lg-fedavg", "lg-srpfl", "fedavg", "flanp")
 _POINT = 0.01
 _ENDLESS = 1 << 30  # rounds: time ends them
 
@@ -53,12 +56,12 @@ Curve = list[dict[str, Any]]  # what was seen at some rounds: round, virtual_tim
 def run(chosen: Settings, tell: Tell = silent) -> Outcome:
     """Train every method with every seed; what is fine-tuned is trained once, for both of its methods."""
     wanted = {*chosen.methods, *(_reference(method) for method in chosen.methods)}
-    bases = {_base(method) for method in wanted}
+    trainings = {_training(method) for method in wanted}
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
-    tasks = [(base, seed) for seed in seeds for base in _LONGEST_FIRST if base in bases]
+    tasks = [(training, seed) for seed in seeds for training in _LONGEST_FIRST if training in trainings]
     _dealt(chosen, chosen.seed)  # processes that are copies of this one need not read it again
     found = side_by_side(
-        partial(_train_both, chosen, wanted), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "trainings")
+        partial(_train, chosen, wanted), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "trainings")
     )
     curves: dict[str, list[Curve]] = {method: [] for method in METHODS}
     for each in found:
@@ -75,37 +78,26 @@ def _reference(method: str) -> str:
     return "lg-fedavg" if method.startswith("lg-") else "fedrep"
 
 
-def _base(method: str) -> str:
-    """What is trained with everyone, whose time the method is given."""
-    training = _TUNED.get(method, method)
-    return _STAGED.get(training, training)
+def _training(method: str) -> str:
+    """What is trained for a method."""
+    return _TUNED.get(method, method)
 
 
 def _dealt(chosen: Settings, seed: int) -> Partition:
-    return clients(chosen.dataset, chosen.clients, chosen.shards, chosen.rows, seed)
+    return clients(chosen.dataset, chosen.clients, chosen.shards, chosen.rows, seed, scaled=chosen.scaled)
 
 
 # -- one training -----------------------------------------------------------------------------------------------------
-def _train_both(chosen: Settings, wanted: set[str], task: tuple[str, int]) -> dict[str, Curve]:
-    """Train with everyone, then, if it is wanted, in stages for as long; a curve for each wanted method."""
-    base, seed = task
-    curves = _train(chosen, {base, *wanted}, _Trial(chosen, base, seed), math.inf)
-    time = curves[base][-1]["virtual_time"]
-    for staged, inner in _STAGED.items():
-        if inner == base and any(_TUNED.get(method, method) == staged for method in wanted):
-            curves |= _train(chosen, wanted, _Trial(chosen, staged, seed), time)
-    return {method: curve for method, curve in curves.items() if method in wanted}
-
-
-def _train(chosen: Settings, wanted: set[str], trial: "_Trial", time: float) -> dict[str, Curve]:
-    """Train once: the rounds of the settings or, in stages, until the time is over."""
-    curves: dict[str, Curve] = {
-        method: [] for method in METHODS if method in wanted and _TUNED.get(method, method) == trial.training
-    }
+def _train(chosen: Settings, wanted: set[str], task: tuple[str, int]) -> dict[str, Curve]:
+    """Train once, the rounds of the settings or until the time is over; a curve for each wanted method."""
+    training, seed = task
+    trial = _Trial(chosen, training, seed)
+    curves: dict[str, Curve] = {method: [] for method in METHODS if method in wanted and _training(method) == training}
+    time = trial.time_of_everyone() if trial.timed else math.inf
 
     def see(save: Save) -> tuple[Save, bool]:
         done = save.state.round
-        over = trial.time >= time if trial.staged else done >= chosen.rounds
+        over = trial.time >= time if trial.timed else done >= chosen.rounds
         if not done or (done % chosen.evaluate_every and not over):
             return save, True
         for method, curve in curves.items():
@@ -123,6 +115,7 @@ class _Trial:
     def __init__(self, chosen: Settings, training: str, seed: int) -> None:
         self.chosen, self.training, self.seed = chosen, training, seed
         self.staged, self.steps = training in _STAGED, _STAGED.get(training, training)
+        self.timed = self.staged and chosen.until == "time"
         self.time = 0.0  # that has gone by
         self.data = _dealt(chosen, seed)
         self.model = model(chosen, self.data.train.shape)
@@ -142,6 +135,14 @@ class _Trial:
         stages = Fixed(self.chosen.stage_rounds)
         return srpfl(everyone, state, n0=self.chosen.first, n_clients=self.chosen.drawn, stages=stages)
 
+    def time_of_everyone(self) -> float:
+        """Say what the rounds of the settings take where everyone who is drawn takes part."""
+        rounds = self._rounds(None)
+        asked = next(wanted for wanted in rounds if isinstance(wanted, Ask))
+        rounds.close()
+        who = partial(turn_out, self.chosen.sample, self.chosen.clock, asked, clients=self.data.train.keys)
+        return sum(who(round_=t, seed=self.seed).seconds for t in range(1, self.chosen.rounds + 1))
+
     def _timed(self, algorithm: Algorithm) -> Algorithm:
         """Count the time of its questions."""
         replies: Replies | None = None
@@ -155,17 +156,24 @@ class _Trial:
 
     def _rounds(self, state: Any) -> Algorithm:
         s = self.chosen
-        rounds = _ENDLESS if self.staged else s.rounds
+        rounds = _ENDLESS if self.timed else s.rounds
         common: dict[str, Any] = {"model": self.model, "rounds": rounds, "seed": self.seed, "weighting": "clients"}
         if self.steps == "hf-maml":
-            return maml(state, alpha=s.step_size, beta=s.step_size, training=s.passes(s.epochs), **common)
+            beta = s.step_size if s.meta_step_size is None else s.meta_step_size
+            return maml(state, alpha=s.step_size, beta=beta, training=s.passes(s.epochs), **common)
         common |= {"step_size": s.step_size}
         if self.steps == "fedavg":
             return fedavg(state, training=s.passes(s.epochs), **common)
         common |= {"personal": self.personal}
         if self.steps == "lg-fedavg":
             return lg_fedavg(state, training=s.passes(s.epochs), **common)
-        return fedrep(state, head=s.passes(s.head_epochs), body=s.passes(s.epochs), **common)
+        return partly_shared(state, turns=self._turns(), **common)
+
+    def _turns(self) -> tuple[tuple[Part, Training], ...]:
+        """FedRep's: the head, then the representation, once or as often as there are passes with the latter."""
+        s = self.chosen
+        times, each = (s.epochs, 1) if s.interleaved else (1, s.epochs)
+        return (("personal", s.passes(s.head_epochs, s.momentum)), ("shared", s.passes(each, s.momentum))) * times
 
     def judge(self, method: str, theta: Tensor) -> dict[str, float]:
         """Measure all clients, each with what is its own."""
@@ -179,11 +187,19 @@ class _Trial:
             return Measured(**InProcess(data.test).ask(ask).values)
         rows: dict[str, Any] = {"rows": data.test, "train_rows": data.train}
         how: dict[str, Any] = {"step_size": s.step_size, "seed": self.seed}
-        if self.steps in ("fedavg", "hf-maml"):
-            return measure_fine_tuned(self.model, theta, training=s.passes(s.tune_epochs), **rows, **how)
+        if self.steps == "hf-maml" and s.tuning == "head":
+            return measure_fine_tuned(self.model, theta, training=Training(1, batch_size=s.batch_size), **rows, **how)
+        if self.steps in ("fedavg", "hf-maml") and s.tuning == "model":
+            tuned = s.passes(s.tune_epochs, s.momentum)
+            return measure_fine_tuned(self.model, theta, training=tuned, **rows, **how)
+        if self.steps == "fedavg":
+            head = last_layers(self.model, 1)
+            theta, start = split(self.model, head).parts(theta)
+            fit = Fit(start, training=s.passes(s.tune_epochs, s.momentum), **how)
+            return measure_personal(self.model, theta, None, personal=head, fit=fit, **rows)
         epochs = s.head_epochs if self.steps == "fedrep" else s.tune_epochs
         start = personal_start(self.model, self.personal, seed=self.seed)
-        fit = Fit(start, training=s.passes(epochs), **how)
+        fit = Fit(start, training=s.passes(epochs, s.momentum), **how)
         private = self.engine.worker.private.get(0)
         return measure_personal(self.model, theta, private, personal=self.personal, fit=fit, **rows)
 
