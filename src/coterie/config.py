@@ -143,6 +143,7 @@ class MomentOptions(_Options):
     anchors: int | None = Field(None, ge=1)
     min_rows: int | None = Field(None, ge=2)
     further: bool = True
+    swaps: bool = True
     delta: float = Field(0.0, ge=0)
     eps: float = Field(0.05, ge=0)
     max_clusters: int = Field(6, ge=1)

@@ -177,11 +177,11 @@ def _mixed_regression(
 ) -> partial[Algorithm]:
     t, c, m = phases.options.training, phases.options.clusters, phases.options.moments
     assert isinstance(made.model, Dense)
-    how = m.model_dump(exclude={"anchors", "min_rows", "further"})
+    how = m.model_dump(exclude={"anchors", "min_rows", "further", "swaps"})
     return partial(
         moment_descent.mixed_regression, model=made.model, n_clusters=n_clusters, rounds=rounds,
         step_size=made.step_size, seed=phases.options.seed,
-        descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further)),
+        descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further, m.swaps)),
         start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
         temperature=c.temperature, patience=c.patience, tol=t.tol,

@@ -48,11 +48,14 @@ class Anchors:
         Rows that an anchor should have; 10 K by default. Where fewer than A clients have them, the largest others help out.
     further : bool
         Whether to repeat the descent with anchors among badly served clients, if there are many.
+    swaps : bool
+        Whether groups whose model serves clients worse than another anchor's would give way to it.
     """
 
     number: int | None = None
     min_rows: int | None = None
     further: bool = True
+    swaps: bool = True
 
 
 def first_anchors(how: Anchors, n_clusters: int, seed: int) -> Run:
@@ -91,7 +94,7 @@ def badly_served(model: Dense, theta: Tensor, taken: Tensor, how: Anchors, n_clu
 
 
 # -- from anchors to clusters -----------------------------------------------------------------------------------------
-def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, delta: float) -> Run:
+def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, delta: float, swaps: bool = True) -> Run:
     """Make K models of the anchors' [A, P].  -> theta [K, P], events
 
     Groups come from distances alone; then representatives that serve clients badly are replaced by other anchors.
@@ -99,10 +102,13 @@ def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, delta: fl
     group, how = _groups(local, n_clusters, delta)
     chosen = torch.tensor([_medoid(local, group == g) for g in range(int(group.max()) + 1)])
     wanted = len(chosen) if n_clusters is None else min(n_clusters, len(local))
-    chosen, swaps = yield from _improved(model, local, chosen[:wanted])
-    said = f"{len(local)} anchors make {len(chosen)} cluster{'s' * (len(chosen) != 1)}: {how}"
+    chosen = chosen[:wanted]
+    replaced = 0
     if swaps:
-        said += f"; {swaps} replaced by anchors that serve clients better"
+        chosen, replaced = yield from _improved(model, local, chosen)
+    said = f"{len(local)} anchors make {len(chosen)} cluster{'s' * (len(chosen) != 1)}: {how}"
+    if replaced:
+        said += f"; {replaced} replaced by anchors that serve clients better"
     return _centres(local, chosen, delta), [said]
 
 

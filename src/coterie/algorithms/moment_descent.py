@@ -182,7 +182,7 @@ def moment_descent(
         while state.descents < last:
             state, info = yield from _iteration(state, model, descent, seed)
             yield Save(state, info)
-        theta, events = yield from group_anchors(model, state.local, n_clusters, descent.delta)
+        theta, events = yield from group_anchors(model, state.local, n_clusters, descent.delta, how.swaps)
         if state.arrived or not how.further:
             break
         more = yield from badly_served(model, theta, state.anchors, how, n_clusters or descent.max_clusters, seed)

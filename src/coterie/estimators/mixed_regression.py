@@ -29,6 +29,8 @@ class MixedRegression(Federated):
         How many anchors, and rows that they should have; 10 for each group by default.
     further : bool
         Whether more anchors are drawn among clients that are badly served, if there are many.
+    swaps : bool
+        Whether groups whose model serves clients worse than another anchor's would give way to it.
     delta, eps : float
         Least distance between two models, of standardised features and targets, if it is known; an anchor stops where it
         would move by less than `eps` delta.
@@ -75,6 +77,7 @@ class MixedRegression(Federated):
         anchors: int | None = None,
         min_rows: int | None = None,
         further: bool = True,
+        swaps: bool = True,
         delta: float = 0.0,
         eps: float = 0.05,
         max_clusters: int = 6,
@@ -116,6 +119,7 @@ class MixedRegression(Federated):
         self.anchors = anchors
         self.min_rows = min_rows
         self.further = further
+        self.swaps = swaps
         self.delta = delta
         self.eps = eps
         self.max_clusters = max_clusters
