@@ -16,8 +16,16 @@ from coterie.studies import mixed_ablation, mixed_regression, mixed_scaling
 from coterie.studies.common import Outcome
 from coterie.studies.mixed_commands import app
 from coterie.studies.mixed_methods import (
-    FEDAVG, FEDPROX, METHODS, ORACLE, ORACLE_FEDPROX, PAPER, PRESETS, Methods, compare,
-)  # fmt: skip
+    FEDAVG,
+    FEDPROX,
+    METHODS,
+    ORACLE,
+    ORACLE_FEDPROX,
+    PAPER,
+    PRESETS,
+    Methods,
+    compare,
+)
 from coterie.studies.mixed_problem import Problem, worst_errors
 from coterie.studies.parallel import side_by_side
 
@@ -266,8 +274,11 @@ def test_an_error_comes_through_with_its_hint(jobs: int):
 # -- scaling ----------------------------------------------------------------------------------------------------------
 TINY = mixed_scaling.Settings(
     {"clients": (30, 60), "covariance": ("same", "differs"), "anchor_noise": (0.0, 0.05)},
-    mixed_scaling.Point(clients=60, dimension=8, clusters=2), methods=(FEDAVG, "fedavg"), seeds=2, jobs=1,
-)  # fmt: skip
+    mixed_scaling.Point(clients=60, dimension=8, clusters=2),
+    methods=(FEDAVG, "fedavg"),
+    seeds=2,
+    jobs=1,
+)
 
 
 def test_scaling_varies_one_factor_at_a_time():

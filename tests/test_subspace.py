@@ -113,7 +113,7 @@ def test_as_many_columns_as_rows_give_the_whole_decomposition(exchanges: int) ->
 
 
 def test_one_iteration_ends_with_y_and_the_range_finder_with_its_transpose_by_hand() -> None:
-    # Y = diag(4, 2, 1), start along (1, 1, 1): Y^T and then Y make (16, 4, 1) / sqrt(3) of it, and Q is its direction. R is the
+    # Y = diag(4, 2, 1), start along (1, 1, 1): Y^T and then Y make (16, 4, 1) / sqrt(3) of it; Q is its direction. R is the
     # length sqrt(273 / 3) = sqrt(91), which stands for a squared singular value.
     held = Held(torch.diag(torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64))[None])
     ones = torch.ones(1, 3, 1, dtype=torch.float64)
