@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.algorithms.anchors import Anchors, badly_served, first_anchors, group_anchors, introduce, swapped
+from coterie.algorithms.anchors import Anchors, Grouping, badly_served, first_anchors, group_anchors, introduce, swapped
 from coterie.models import linear_regression
 from helpers import Federation, Late, Only, one_block, run_one
 
@@ -116,7 +116,7 @@ def around(models: Tensor, each: int = 10, spread: float = 0.1, seed: int = 1) -
 def grouped(
     local: Tensor, n_clusters: int | None, delta: float = 0.0, data: Federation = THIRDS, **engine: Any
 ) -> tuple[Tensor, str]:
-    theta, events = outcome(group_anchors(MODEL, local, n_clusters, delta), data, **engine)
+    theta, events = outcome(group_anchors(MODEL, local, n_clusters, Grouping(delta), 0), data, **engine)
     assert len(events) == 1
     return theta, events[0]
 
