@@ -420,6 +420,8 @@ CASES: list[Case] = [
     ifca_case("ifca-classes", SOFTMAX, training=STEPS, classes=3),
     ifca_case("ifca-spread", start=Start("spread"), training=STEPS, draws_clients=True),
     ifca_case("ifca-reseeding", start=FAR, n_clusters=3, patience=2, rounds=5, training=STEPS, draws_clients=True),
+    ifca_case("ifca-resample", resample=4, training=STEPS, minibatch=True),
+    ifca_case("ifca-resample-gradient", resample=2, averaging="gradient", soft=True, minibatch=True),
     ifca_case("ifca-exact", training=EXACT),
     ifca_case("ifca-over-everyone", average_over="everyone", training=STEPS),
     ifca_case("ifca-exact-over-everyone", average_over="everyone", weighting="rows", training=EXACT, weight="rows"),

@@ -58,9 +58,9 @@ def leaks(seen: list[tuple[Ask, Any]], states: list[State]) -> set[str]:
     found = set()
     for ask, answer in seen:
         for value in ask.shared.values():
-            if isinstance(value, Tensor) and value.dim() and value.shape[-1] == WIDTH:
-                if any(tuple(row) in owner for row in value.reshape(-1, WIDTH).tolist()):
-                    found.add(ask.step.__name__)
+            models = value if isinstance(value, Tensor) and value.shape[-1:] == (WIDTH,) else TRUTHS[:0]
+            if any(tuple(row) in owner for row in models.reshape(-1, WIDTH).tolist()):
+                found.add(ask.step.__name__)
         for value in ask.each.values():
             for client, sent in zip(answer.ids.tolist(), value, strict=True):
                 if sent.shape[-1] == WIDTH and any(

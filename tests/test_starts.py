@@ -227,6 +227,19 @@ def test_a_further_model_is_found_beside_models_that_diverged(bad: float) -> Non
     assert 0 <= client < 10
 
 
+def test_a_client_is_served_by_the_models_that_did_not_diverge() -> None:
+    data = federation()
+    sound = torch.zeros(1, 4, dtype=torch.float64)
+    both = torch.cat([torch.full((1, 4), float("nan"), dtype=torch.float64), sound])
+    block = next(data.rows.blocks())
+    alone, beside = (serve({"model": LINE, "theta": theta[None]}, {}, {}, block)[0]["loss"] for theta in (sound, both))
+    assert torch.equal(alone, beside)
+    joined = potential({"model": LINE, "theta": sound[None], "found": both[None]}, {}, {}, block)[0]["loss"]
+    assert torch.equal(joined[..., 0], joined[..., 1])  # one that diverged helps as much as one that is there already
+    counted = attract({"model": LINE, "theta": both[None], "n_clusters": 2}, {}, {}, block)[0]["count"]
+    assert counted.sum((0, 1, 2)).tolist() == [0, int((block.n > 0).sum())]
+
+
 def test_more_clusters_than_clients_still_start() -> None:
     theta, _ = begin(Start("spread"), federation((5, 6)).rows, n_clusters=4)
     assert theta.shape == (4, 4)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.data.synthetic import Planted, bernoulli_starts, mixed_regression, oracle_error, unequal_mixture
+from coterie.data.synthetic import Planted, bernoulli_starts, mixed_regression, unequal_mixture
 from coterie.errors import ConfigError
 
 
@@ -164,18 +164,13 @@ def test_starts_know_nothing_of_the_planted_models_of_the_same_seed() -> None:
     assert (theta[:, None] == start).double().mean(-1).flatten().tolist() == pytest.approx([0.5] * 16, abs=0.03)
 
 
-def test_oracle_error_by_hand() -> None:
-    # sigma sqrt(D / (p m n)) = 0.1 sqrt(1000 / 5000)
-    assert oracle_error(0.1, 1000, 0.5, 100, 100) == pytest.approx(0.0447214, abs=1e-7)
-
-
-def test_least_squares_with_known_clusters_reaches_the_oracle_error() -> None:
+def test_least_squares_with_known_clusters_finds_the_planted_models() -> None:
     planted = plant(n_clients=200, rows=50, n_features=20)
     x, y = rows_of(planted)
     own = (planted.truth == 0).repeat_interleave(50)
     fit = torch.linalg.lstsq(x[own], y[own, None]).solution[:, 0]
-    # A chi-square with 20 degrees of freedom: within 16 % for one standard deviation.
-    assert float((fit - planted.theta[0]).norm()) == pytest.approx(oracle_error(0.3, 20, 0.25, 200, 50), rel=0.5)
+    # 2,500 rows: sigma sqrt(D / (N - D - 1)) = 0.3 sqrt(20 / 2479) = 0.0269, within 16 % for one standard deviation.
+    assert float((fit - planted.theta[0]).norm()) == pytest.approx(0.0269, rel=0.5)
 
 
 # -- clients of unequal length ----------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.chosen import AnyEngine, engine_on
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask, target_ask
+from coterie.local import worst_if_nan
 from coterie.models import Dense, Model
 from coterie.phases import Phases, Prepared, has_closed_form
 from coterie.protocol import Algorithm
@@ -203,7 +203,7 @@ def _local_ridge(phases: Phases, made: Prepared) -> float:
     part, held = made.rows.split(VALIDATION, seed=phases.options.seed, purpose="validation")
     trained = _trained_local(phases, made, part, _LOCAL_RIDGES, None)
     measured = _own_on(trained, made.model, held, len(_LOCAL_RIDGES))
-    return _LOCAL_RIDGES[int(np.argmin([float((m.loss * m.rows).sum()) for m in measured]))]
+    return _LOCAL_RIDGES[int(worst_if_nan(torch.stack([(m.loss * m.rows).sum() for m in measured])).argmin())]
 
 
 def _trained_local(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import DataError
-from coterie.local import chosen, client_losses, outputs, own_outputs
+from coterie.local import chosen, client_losses, outputs, own_outputs, worst_if_nan
 from coterie.models import Model, row_loss
 from coterie.protocol import Ask, Block, Stack, Sum, Tensors
 
@@ -117,7 +117,7 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     """Compare all models on a client's rows."""
     model, theta = shared["model"], shared["theta"]  # [S, K, P]
     per_row = row_loss(model.loss, outputs(model, theta, data), data.target)  # [S, K, C, N]
-    loss = torch.einsum("skcn,cn->skc", per_row, data.weights).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    loss = worst_if_nan(torch.einsum("skcn,cn->skc", per_row, data.weights))
     label = loss.argmin(1)  # a model that diverged loses infinitely: nobody belongs to it
     margin = loss.new_zeros(label.shape)
     error = loss.new_zeros(label.shape)

@@ -16,7 +16,7 @@ from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
 from coterie.baselines import Score, fedavg_program, measure, measured_models, placed
-from coterie.choosing import best_start, number_of_clusters
+from coterie.choosing import best_start, first_bound, number_of_clusters
 from coterie.config import PERSONAL, PRIOR, FitOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
@@ -148,7 +148,7 @@ def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Al
         ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
         seed=seed, averaging=c.averaging, training=made.training, decay=t.decay, weighting=t.weighting or "clients",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, start=begin, patience=c.patience, tol=t.tol,
+        temperature=c.temperature, start=begin, patience=c.patience, resample=c.resample, tol=t.tol,
     )  # fmt: skip
 
 
@@ -177,14 +177,16 @@ def _mixed_regression(
 ) -> partial[Algorithm]:
     t, c, m = phases.options.training, phases.options.clusters, phases.options.moments
     assert isinstance(made.model, Dense)
-    how = m.model_dump(exclude={"anchors", "min_rows", "further", "swaps"})
+    how = m.model_dump(exclude={"anchors", "min_rows", "further", "swaps", "max_clusters"})
     return partial(
         moment_descent.mixed_regression, model=made.model, n_clusters=n_clusters, rounds=rounds,
         step_size=made.step_size, seed=phases.options.seed,
-        descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further, m.swaps)),
+        descent=Descent(
+            **how, max_clusters=first_bound(m.max_clusters), anchors=Anchors(m.anchors, m.min_rows, m.further, m.swaps)
+        ),
         start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, patience=c.patience, tol=t.tol,
+        temperature=c.temperature, patience=c.patience, resample=c.resample, tol=t.tol,
     )  # fmt: skip
 
 
@@ -230,6 +232,12 @@ def _check_clusters(clients: Clients, options: FitOptions, model: Model) -> None
     if k is not None and k > n_clients:
         raise DataError(f"{k} clusters are more than the {n_clients} clients", f"ask for at most {n_clients} clusters")
     ifca.shared_parameters(model, options.clusters.shared_layers)
+    parts, most = options.clusters.resample, int(clients.train.counts.max())
+    if parts > most:
+        raise DataError(
+            f"no client has training rows for {parts} parts, of which each round takes two: the largest has {most}",
+            f"ask for clusters.resample of at most {most - most % 2}; all rows in every round are 0",
+        )
 
 
 def _check_starts(clients: Clients, options: FitOptions, start: Tensor | None) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.copies import perturbed, residuals, who_is_there
 from coterie.algorithms.starts import serve
+from coterie.local import worst_if_nan
 from coterie.local.row_space import features
 from coterie.models import Dense
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
@@ -187,7 +188,7 @@ def _medoid(local: Tensor, members: Tensor) -> int:
 
 def _first_smallest(values: Tensor) -> int:
     """Number of the smallest, of those that differ by rounding the first; NaN is the largest."""
-    values = values.flatten().nan_to_num(nan=math.inf, posinf=math.inf)
+    values = worst_if_nan(values.flatten())
     least = values.min()
     return int((values <= least + 1e-9 * least.abs()).int().argmax()) if bool(least.isfinite()) else 0
 
@@ -207,9 +208,9 @@ def _improved(model: Dense, local: Tensor, chosen: Tensor, noise: float, seed: i
         got = yield Ask(swapped, {**shared, "chosen": chosen}, {"loss": Sum()}, each=each, to=to, scratch=scratch)
         if got is None or got.n == 0:
             break
-        loss = got["loss"]  # [K, A]
+        loss = worst_if_nan(got["loss"])  # [K, A]
         k, a = divmod(_first_smallest(loss), len(local))
-        if not float(loss[k, a]) < 0.99 * float(loss[0, chosen[0]].nan_to_num(nan=math.inf)):
+        if not float(loss[k, a]) < 0.99 * float(loss[0, chosen[0]]):
             break
         chosen = chosen.clone()
         chosen[k] = a
@@ -241,7 +242,7 @@ def swapped(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     """Total loss of a client if each anchor took the place of each representative.  -> [S, C, K, A]"""
     chosen, theta = shared["chosen"], each["copies"][:, :, 0] if "copies" in each else shared["theta"]
     loss = residuals(features(shared["model"], data), data, theta).square_().sum(1)  # [C, S, A]
-    loss = loss.permute(1, 2, 0).nan_to_num(nan=math.inf, posinf=math.inf)  # [S, A, C]
+    loss = worst_if_nan(loss.permute(1, 2, 0))  # [S, A, C]
     own = torch.take_along_dim(loss, chosen[..., None], 1)  # [S, K, C]
     out = []
     for k in range(chosen.shape[1]):

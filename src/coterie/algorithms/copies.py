@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whom anchors' models are sent to, and what of them: fresh clients (Phase 1, line 7), perturbed copies (Remark 2).
 
-Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", NeurIPS 2022. The server asks who is there before
-it sends either; the participation policy decides that, as for any question.
+Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", NeurIPS 2022. The server asks who is there
+before it sends either; the participation policy decides that, as for any question.
 """
 
 import math

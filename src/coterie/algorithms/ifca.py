@@ -4,7 +4,8 @@
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1.
 
 Departures: an empty cluster keeps its model (the paper leaves it undefined) and, when it stays empty, is reseeded from a
-badly served client; clients without rows take part without weight; optional soft labels weigh each model by its posterior.
+badly served client; so is, at once, a model that diverged, which nobody chooses; clients without rows take part without
+weight; optional soft labels weigh each model by its posterior.
 """
 
 from collections.abc import Callable, Generator
@@ -17,7 +18,8 @@ from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.algorithms.starts import Start, another_model, first_models
-from coterie.local import Training, chosen, client_losses, outputs, train, training_moves
+from coterie.local import Training, chosen, client_losses, outputs, train, training_moves, worst_if_nan
+from coterie.local.parts import part_of
 from coterie.models import Dense, Model, named_layers
 from coterie.protocol import Ask, Block, ByCluster, ClusterSums, Replies, RowProduct, Save, Sum, Tensors, WeightedMean
 
@@ -58,6 +60,7 @@ def ifca(
     temperature: float | None = None,
     start: Start = Start(),  # noqa: B008  (frozen)
     patience: int = 5,
+    resample: int = 0,
     tol: float = 0.0,
 ) -> Run:
     """Cluster clients and train a model for each cluster.
@@ -89,7 +92,12 @@ def ifca(
         Where the models begin.
     patience : int
         Rounds that a cluster may stay empty before it is reseeded; 0 never reseeds. In those rounds at least 8 K clients
-        must have answered, so that a small sample that happens to miss a cluster does not count.
+        must have answered, so that a small sample that happens to miss a cluster does not count. A model that diverged is
+        reseeded in the same round, unless this is 0; it is named in any case.
+    resample : int
+        Fresh rows in every round (Section 5): each client's rows are cut into so many parts, 2 T in the paper, of which a
+        round takes one to choose the model and one to train it; when all were used, rows are shuffled and cut again. An even
+        number, or 0: all rows in every round, as in the paper's experiments. Starts take all rows.
     tol : float
         Stop when no client moves and no model changes by more than this, relative to its length; 0 never stops early.
     """
@@ -101,8 +109,8 @@ def ifca(
         yield Save(state, {"events": events})
     common = shared_parameters(model, shared_layers)
     while state.round < rounds and not state.settled:
-        events = []
         gamma = step_size * decay**state.round
+        cycle, pair = divmod(state.round, max(resample // 2, 1))
         got = yield Ask(
             assign_and_train,
             {
@@ -115,6 +123,9 @@ def ifca(
                 "training": training,
                 "by_rows": weighting == "rows",
                 "soft": soft,
+                "resample": resample,
+                "part": torch.tensor(2 * pair),
+                "shuffle": keys.key(seed, cycle, "resample"),
             },
             fold={
                 "update": ByCluster("share", per_cluster=soft),
@@ -137,13 +148,19 @@ def ifca(
         empty = torch.where(got["count"] > 0, 0, state.empty + 1)
         unseen = torch.where(got["count"] > 0, 0, state.unseen + got["count"].sum())
         noise = state.temperature
-        if temperature is None and model.loss == "squared":
+        if temperature is None and model.loss == "squared" and bool(got["loss"].isfinite()):
             noise = (2 * got["loss"]).clamp(min=1e-12).to(model.dtype)
         change = _relative_change(theta, state.theta) if tol else 0.0
+        lost = ~theta.isfinite().all(1)
+        newly = lost & state.theta.isfinite().all(1)
         state = replace(state, theta=theta, empty=empty, unseen=unseen, temperature=noise, round=state.round + 1)
-        collapsed = bool(((empty >= patience) & (unseen >= _ENOUGH * n_clusters)).any()) if patience else False
-        if collapsed and state.round < rounds:
-            state, events = yield from _reseed(state, model, start, seed)
+        events = []
+        if patience and state.round < rounds:
+            for k in _to_reseed(state, lost, patience):
+                state, event = yield from _reseed(state, k, model, start, seed)
+                events.append(event)
+        else:
+            events = [f"the model of cluster {k} diverged" for k in newly.nonzero()[:, 0].tolist()]
         moved = int(got["moved"])
         state = replace(state, settled=bool(tol) and moved == 0 and change <= tol and not (patience and empty.any()))
         sizes = [int(n) for n in got["count"].round()]
@@ -158,21 +175,30 @@ def _server_step(theta: Tensor, got: ClusterSums, length: float, over_all: bool,
     """
     everyone = got.weight.sum().to(theta.dtype)
     moved = got.sum / everyone if over_all else got.mean_or(torch.zeros_like(theta))
-    held = (got.weight / got.weight.sum()).to(theta.dtype) @ theta  # [P] mean of the models that participants hold
+    there = torch.where((got.weight > 0)[:, None], theta, 0.0)  # 0 times infinity is not 0
+    held = (got.weight / got.weight.sum()).to(theta.dtype) @ there  # [P] mean of the models that participants hold
     return torch.where(common, held + length * got.sum.sum(0) / everyone, theta + length * moved)
 
 
-def _reseed(state: State, model: Model, start: Start, seed: int) -> Generator[Ask | Save, Replies | None, Any]:
-    """Give the cluster that was empty longest the model of a badly served client."""
-    k = int(state.empty.argmax())
-    others = torch.cat([state.theta[:k], state.theta[k + 1 :]])
-    found, client = yield from another_model(model, others, start, keys.key(seed, state.round, "reseed"))
+def _to_reseed(state: State, lost: Tensor, patience: int) -> list[int]:
+    """All clusters whose model diverged; if none did, the one that was empty longest, when that is too long."""
+    if bool(lost.any()):
+        return lost.nonzero()[:, 0].tolist()
+    deserted = (state.empty >= patience) & (state.unseen >= _ENOUGH * len(lost))
+    return [int(state.empty.argmax())] if bool(deserted.any()) else []
+
+
+def _reseed(state: State, k: int, model: Model, start: Start, seed: int) -> Generator[Ask | Save, Replies | None, Any]:
+    """Give a cluster that nobody is in the model of a badly served client.  -> state, what happened"""
+    other = torch.arange(len(state.theta)) != k
+    sound = state.theta.isfinite().all(1)
+    key = keys.key(seed, state.round, k, "reseed")
+    found, client = yield from another_model(model, state.theta[other & sound], start, key)
     theta = state.theta.clone()
     theta[k] = found
-    rounds = int(state.empty[k])
-    event = f"cluster {k} was empty for {rounds} rounds; reseeded from client number {client}"
-    other = torch.arange(len(theta)) != k
-    return replace(state, theta=theta, empty=state.empty * other, unseen=state.unseen * other), [event]
+    why = f"was empty for {int(state.empty[k])} rounds" if bool(sound[k]) else "had a model that diverged"
+    event = f"cluster {k} {why}; reseeded from client number {client}"
+    return replace(state, theta=theta, empty=state.empty * other, unseen=state.unseen * other), event
 
 
 def shared_parameters(model: Model, shared_layers: tuple[str, ...]) -> Tensor:
@@ -184,7 +210,8 @@ def shared_parameters(model: Model, shared_layers: tuple[str, ...]) -> Tensor:
 
 
 def _relative_change(new: Tensor, old: Tensor) -> float:
-    return float(((new - old).norm(dim=1) / old.norm(dim=1).clamp(min=1e-12)).max())
+    change = (new - old).norm(dim=1) / old.norm(dim=1).clamp(min=1e-12)
+    return float(torch.where(old.isfinite().all(1), change, 0.0).max())  # what had diverged before does not move
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
@@ -192,29 +219,54 @@ def assign_and_train(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[dict[str, Any], Tensors]:
     """Alg. 1, lines 6 to 11: choose the best model, then a gradient or local training from it."""
+    if not shared["resample"]:
+        return _choose_and_train(shared, private, data, data)
+    replies, kept = [], []
+    for s in range(len(shared["theta"])):  # each run takes parts of its own
+        run = {name: value[s : s + 1] if isinstance(value, Tensor) else value for name, value in shared.items()}
+        first, key = int(run["part"]), run["shuffle"][0]
+        judged, trained = (part_of(data, key, first + i, shared["resample"]) for i in range(2))
+        reply, label = _choose_and_train(run, {"label": private["label"][s : s + 1]}, judged, trained)
+        if isinstance(reply["update"], RowProduct):
+            reply["update"] = reply["update"].formed()
+        replies.append(reply)
+        kept.append(label)
+    return _together(replies), _together(kept)
+
+
+def _together(runs: list[Tensors]) -> Tensors:
+    return {name: torch.cat([run[name] for run in runs]) for name in runs[0]}
+
+
+def _choose_and_train(
+    shared: dict[str, Any], private: Tensors, judged: Block, trained: Block
+) -> tuple[dict[str, Any], Tensors]:
+    """Choose the model by some rows, and train it on others, or on the same."""
     model, theta = shared["model"], shared["theta"]  # theta [S, K, P]
-    scores = outputs(model, theta, data)  # [S, K, C, N, O]
-    loss = client_losses(model, scores, data)  # [S, K, C]
+    scores = outputs(model, theta, judged)  # [S, K, C, N, O]
+    loss = client_losses(model, scores, judged)  # [S, K, C]
     best, label = loss.min(1)  # line 6; ties: the lowest index
-    present = (data.n > 0).to(theta.dtype)
+    there = (judged.n > 0) & (trained.n > 0)
+    label = torch.where(there | (private["label"] < 0), label, private["label"])
+    scores = scores if trained is judged else outputs(model, theta, trained)
     if shared["soft"]:
-        share = _posterior(loss, data.n, shared["temperature"])  # [S, C, K]
-        update: Tensor | RowProduct = _soft_updates(shared, scores, data)  # [S, C, K, P]
+        share = _posterior(loss, judged.n, shared["temperature"])  # [S, C, K]
+        update: Tensor | RowProduct = _soft_updates(shared, scores, trained)  # [S, C, K, P]
     else:
         share = one_hot(label, theta.shape[1]).to(theta.dtype)  # line 7
 
         def own() -> Tensor:
             return theta[torch.arange(len(theta))[:, None], label]  # type: ignore[no-any-return]
 
-        update = _update(shared, own, chosen(scores, label), data, shared["step_size"], shared["key"])
-    share = share * present[:, None]
+        update = _update(shared, own, chosen(scores, label), trained, shared["step_size"], shared["key"])
+    share = share * there.to(theta.dtype)[:, None]
     reply = {
         "update": update,
-        "share": share * data.n[:, None].to(theta.dtype) if shared["by_rows"] else share,
-        "count": one_hot(label, theta.shape[1]) * (data.n > 0)[:, None],
-        "moved": (label != private["label"]) & (data.n > 0),
-        "loss": best.to(torch.float64),
-        "n": data.n.to(torch.float64).expand(len(theta), -1),
+        "share": share * trained.n[:, None].to(theta.dtype) if shared["by_rows"] else share,
+        "count": one_hot(label, theta.shape[1]) * there[:, None],
+        "moved": (label != private["label"]) & there,
+        "loss": torch.where(there, best, 0.0).to(torch.float64),
+        "n": (judged.n * there).to(torch.float64).expand(len(theta), -1),
     }
     return reply, {"label": label}
 
@@ -253,4 +305,6 @@ def _soft_updates(shared: dict[str, Any], scores: Tensor, data: Block) -> Tensor
 
 def _posterior(loss: Tensor, n: Tensor, temperature: Tensor) -> Tensor:
     """Probability of each cluster given a client's rows, all clusters alike beforehand.  loss [S, K, C] -> [S, C, K]"""
-    return torch.softmax(-(loss * n).transpose(1, 2) / temperature[:, None, None], -1)
+    total = worst_if_nan(loss * n).transpose(1, 2)  # 0 times infinity is not 0
+    made = torch.softmax(-total / temperature[:, None, None], -1)
+    return made.nan_to_num(nan=1 / loss.shape[1])  # where all of them diverged

@@ -4,10 +4,10 @@
 Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", NeurIPS 2022, Phases 1 and 2.
 
 Departures: rows are used again in every iteration and anchors help to find subspaces, as in the paper's experiments, unless
-`resample` says otherwise; all pairs of a client's rows are used, not two of them (`moments.py`); an anchor steps by its own curvature along the direction, where the paper
-takes constants that nobody knows; anchors that serve clients badly give way to others, and where many clients stay badly
-served, further anchors are drawn among them (`anchors.py`). Phase 2 is IFCA's round, with Lemma 1's average over everyone as
-an option.
+`resample` says otherwise; all pairs of a client's rows are used, not two of them (`moments.py`); an anchor steps by its own
+curvature along the direction, where the paper takes constants that nobody knows; anchors that serve clients badly give way
+to others, and where many clients stay badly served, further anchors are drawn among them (`anchors.py`). Phase 2 is IFCA's
+round, with Lemma 1's average over everyone as an option.
 """
 
 from collections.abc import Generator

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments of residuals on a client: its share of the subspaces of moment descent, and an anchor's step within one.
 
-Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", NeurIPS 2022, Phase 1, lines 9 and 11 to 15. With
-e = (y - <x, theta>) x, estimates of E[e] E[e]^T from a client's rows: `pairs` takes all pairs of them, `halves` two means, `two`
-the first two rows, as the paper's text.
+Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", NeurIPS 2022, Phase 1, lines 9 and 11 to 15.
+With e = (y - <x, theta>) x, estimates of E[e] E[e]^T from a client's rows: `pairs` takes all pairs of them, `halves` two
+means, `two` the first two rows, as the paper's text.
 """
 
 from typing import Any, Literal

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.errors import ConfigError
-from coterie.local import Training, client_losses, outputs, train
+from coterie.local import Training, client_losses, outputs, train, worst_if_nan
 from coterie.local.least_squares import ridge
 from coterie.models import Dense, Model
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
@@ -129,7 +129,7 @@ def another_model(model: Model, theta: Tensor, start: Start, key: Tensor) -> Run
         {"loss": Sum()},
         scratch=_scratch(model, theta, found),
     )
-    best = int(total["loss"].argmin()) if total is not None and total.n else 0
+    best = int(worst_if_nan(total["loss"]).argmin()) if total is not None and total.n else 0
     return found[best], int(fits.ids[best])
 
 
@@ -171,4 +171,5 @@ def potential(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     loss = client_losses(model, outputs(model, torch.cat([theta, found], 1), data), data)  # [S, J + L, C]
     j = theta.shape[1]
     joined = loss[:, j:] if j == 0 else torch.minimum(loss[:, j:], loss[:, :j].min(1, keepdim=True).values)
-    return {"loss": (joined * data.n).transpose(1, 2).to(torch.float64)}, {}
+    total = torch.where(data.n > 0, joined * data.n, 0.0)  # [S, L, C]; 0 times infinity is not 0
+    return {"loss": total.transpose(1, 2).to(torch.float64)}, {}

@@ -20,6 +20,7 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.comparison.prior import OWN, fresh_model
 from coterie.comparison.problem import NOISE_ROWS, Curves, Problem, Run, curves, noise_level
+from coterie.local import worst_if_nan
 from coterie.protocol import Ask, Block, Fold, Save, Stack, Sum, Tensors
 
 __all__ = [
@@ -123,7 +124,7 @@ def grow(found: Clusters, problem: Problem, *, penalty: float, starts: int, roun
     runs = further.shape[1]
     begin = torch.cat([found.theta.expand(-1, runs, -1, -1), further[:, :, None]], 2)
     grown: Clusters = yield from fit_clusters(begin, found.noise.expand(-1, runs), problem, (penalty,), rounds)
-    best = grown.objective.argmin(1)
+    best = worst_if_nan(grown.objective).argmin(1)
     at = torch.arange(len(best))
     theta, noise, objective = (value[at, best][:, None] for value in (grown.theta, grown.noise, grown.objective))
     return replace(grown, theta=theta, noise=noise, objective=objective)
@@ -254,8 +255,7 @@ def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data
 def _losses(at: Curves, theta: Tensor) -> Tensor:
     """Of every model; one that diverged loses infinitely.  [F, J, K, P] -> [F, J, K, C]"""
     every = at.loss(theta.flatten(1, 2)[:, :, None])
-    every = every.view(*theta.shape[:3], every.shape[-1])
-    return every.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return worst_if_nan(every.view(*theta.shape[:3], every.shape[-1]))
 
 
 def _taken(theta: Tensor, label: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from coterie.baselines import measured_models, placed
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, Placed
-from coterie.local import Training
+from coterie.local import Training, worst_if_nan
 from coterie.models import Model, last_layers
 from coterie.personal.measure import Fit, personal_start
 from coterie.personal.model import Personal, trained
@@ -191,4 +191,4 @@ def _total(measured: Measured) -> float:
 
 
 def _least(losses: Sequence[float]) -> int:
-    return int(torch.tensor(losses).nan_to_num(nan=torch.inf).argmin())
+    return int(worst_if_nan(torch.tensor(losses)).argmin())

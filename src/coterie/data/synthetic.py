@@ -30,7 +30,6 @@ __all__ = [
     "bernoulli_starts",
     "mixed_regression",
     "normal_models",
-    "oracle_error",
     "unequal_mixture",
 ]
 
@@ -238,23 +237,6 @@ def bernoulli_starts(
     each = keys.key(seed, "bernoulli starts", torch.arange(n_starts))  # [S]
     u = keys.uniform(each, n_clusters * n_features).view(n_starts, n_clusters, n_features)
     return scale * (u < 0.5).to(dtype)
-
-
-def oracle_error(noise: float, n_features: int, p: float, n_clients: int, rows: int) -> float:
-    """Error scale of a cluster's least-squares fit when the clusters are known: sigma sqrt(D / (p m n)).
-
-    Parameters
-    ----------
-    noise : float
-        Standard deviation of the noise.
-    n_features : int
-        D.
-    p : float
-        Share of the clients that belong to the cluster.
-    n_clients, rows : int
-        m clients with n rows each.
-    """
-    return noise * math.sqrt(n_features / (p * n_clients * rows))
 
 
 def _planted_models(n_clusters: int, n_features: int, seed: int) -> Tensor:

@@ -79,6 +79,7 @@ class IFCA(Federated):
         soft: bool = False,
         temperature: float | None = None,
         patience: int = 5,
+        resample: int = 0,
         tol: float = 0.0,
         standardise: bool = True,
         baselines: bool = False,
@@ -111,6 +112,7 @@ class IFCA(Federated):
         self.soft = soft
         self.temperature = temperature
         self.patience = patience
+        self.resample = resample
         self.tol = tol
         self.standardise = standardise
         self.baselines = baselines

@@ -7,7 +7,7 @@ from torch import Tensor
 from coterie.models import Model, row_loss
 from coterie.protocol import Block
 
-__all__ = ["chosen", "client_losses", "outputs", "own_outputs"]
+__all__ = ["chosen", "client_losses", "outputs", "own_outputs", "worst_if_nan"]
 
 
 def outputs(model: Model, theta: Tensor, data: Block) -> Tensor:
@@ -17,8 +17,13 @@ def outputs(model: Model, theta: Tensor, data: Block) -> Tensor:
 
 
 def client_losses(model: Model, scores: Tensor, data: Block) -> Tensor:
-    """Mean loss of every client under every model, from the outputs.  [..., C, N, O] -> [..., C]"""
-    return torch.einsum("...cn,cn->...c", row_loss(model.loss, scores, data.target), data.weights)
+    """Mean loss of every client under every model, from the outputs; never NaN.  [..., C, N, O] -> [..., C]"""
+    return worst_if_nan(torch.einsum("...cn,cn->...c", row_loss(model.loss, scores, data.target), data.weights))
+
+
+def worst_if_nan(loss: Tensor) -> Tensor:
+    """Make losses that are no numbers infinite: whoever takes the smallest never takes a model that diverged."""
+    return loss.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def own_outputs(model: Model, theta: Tensor, data: Block) -> Tensor:

@@ -15,7 +15,7 @@ from coterie.studies import ifca_rotated as rotated
 from coterie.studies import ifca_synthetic as synthetic
 from coterie.studies import rotated_tasks as tasks
 from coterie.studies.common import console, named, numbers, progress, show
-from coterie.studies.rotated_settings import METHODS, Settings, Task
+from coterie.studies.rotated_settings import INITS, METHODS, Settings, Task
 
 __all__ = ["app"]
 
@@ -32,7 +32,7 @@ TestClients = Annotated[int | None, typer.Option(help="Test clients; as many as 
 StepSize = Annotated[float | None, typer.Option(help="Step size of local training.")]
 LocalSteps = Annotated[int | None, typer.Option(help="Local steps (with batches: passes) of a round.")]
 Methods = Annotated[str | None, typer.Option(help="Comma-separated, of ifca, global, local; all by default.")]
-Init = Annotated[str | None, typer.Option(help="Start of IFCA: spread, random or balanced.")]
+Init = Annotated[str | None, typer.Option(help="Starts of IFCA, comma-separated: spread, random, balanced.")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Test every so many rounds, not only after the last.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes; as many as there are repetitions or cores by default.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Folder for checkpoints: run again to go on from there.")]
@@ -101,6 +101,9 @@ def ifca_rotated_mnist(
     local_steps: LocalSteps = None,
     methods: Methods = None,
     init: Init = None,
+    pixels: Annotated[
+        str | None, typer.Option(help="raw (between 0 and 1, as the authors; the default) or standardised.")
+    ] = None,
     table: Annotated[bool, typer.Option("--table", help="All three sizes of Table 1, one after the other.")] = False,
     evaluate_every: EvaluateEvery = None,
     checkpoint: Checkpoint = None,
@@ -111,9 +114,9 @@ def ifca_rotated_mnist(
 ) -> None:
     """Table 1 of IFCA: four rotations of MNIST, against one model for all and one each."""
     given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
-    given |= {"step_size": step_size}
-    given |= {"local_steps": local_steps, "evaluate_every": evaluate_every, "seeds": seeds, "init": init}
-    settings = _rotated(tasks.MNIST_QUICK if quick else tasks.MNIST_PAPER, given, methods, seed)
+    given |= {"step_size": step_size, "local_steps": local_steps, "pixels": pixels}
+    given |= {"evaluate_every": evaluate_every, "seeds": seeds}
+    settings = _rotated(tasks.MNIST_QUICK if quick else tasks.MNIST_PAPER, given, methods, init, seed)
     if step_size is None:
         settings = replace(settings, step_size=tasks.mnist_step_size(settings.rounds))
     sizes = [replace(settings, clients=m, rows=n) for m, n in tasks.MNIST_TABLE] if table else [settings]
@@ -133,8 +136,8 @@ def ifca_rotated_digits(
     as_json: Json = False,
 ) -> None:
     """The demo: the same on scikit-learn's digits, 144 clients, in some seconds."""
-    given = {"rounds": rounds, "init": init, "evaluate_every": evaluate_every, "seeds": seeds}
-    settings = _rotated(tasks.DIGITS_QUICK if quick else tasks.DIGITS_DEMO, given, methods, seed)
+    given = {"rounds": rounds, "evaluate_every": evaluate_every, "seeds": seeds}
+    settings = _rotated(tasks.DIGITS_QUICK if quick else tasks.DIGITS_DEMO, given, methods, init, seed)
     _run_rotated(tasks.DIGITS, [settings], checkpoint, as_json)
 
 
@@ -160,15 +163,15 @@ def ifca_rotated_cifar(
 ) -> None:
     """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, hours on two cores)."""
     given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
-    given |= {"step_size": step_size}
-    given |= {"local_steps": local_steps, "batch_size": batch_size, "participation": participation, "init": init}
+    given |= {"step_size": step_size, "local_steps": local_steps}
+    given |= {"batch_size": batch_size, "participation": participation}
     given |= {"evaluate_every": evaluate_every, "seeds": seeds, "kernel": kernel}
-    settings = _rotated(tasks.CIFAR_QUICK if quick else tasks.CIFAR_PAPER, given, methods, seed)
+    settings = _rotated(tasks.CIFAR_QUICK if quick else tasks.CIFAR_PAPER, given, methods, init, seed)
     _run_rotated(tasks.CIFAR, [settings], checkpoint, as_json)
 
 
-def _rotated(base: Settings, given: dict[str, Any], methods: str | None, seed: int) -> Settings:
-    given |= {"methods": named("--methods", methods, METHODS)}
+def _rotated(base: Settings, given: dict[str, Any], methods: str | None, init: str | None, seed: int) -> Settings:
+    given |= {"methods": named("--methods", methods, METHODS), "init": named("--init", init, INITS)}
     return replace(base, seed=seed, **stated(given))
 
 

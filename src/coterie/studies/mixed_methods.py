@@ -31,6 +31,7 @@ from coterie.algorithms import moment_descent as moments
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.fedavg import fedavg
 from coterie.algorithms.ifca import ifca
+from coterie.algorithms.moments import Estimator
 from coterie.algorithms.one_shot import one_shot
 from coterie.algorithms.starts import Start
 from coterie.data.synthetic import Planted, normal_models
@@ -46,7 +47,7 @@ __all__ = [
     "ESTIMATORS", "FEDAVG", "FEDPROX", "METHODS", "ORACLE", "ORACLE_FEDPROX", "PAPER", "PRESETS", "Methods", "compare",
 ]  # fmt: skip
 
-ESTIMATORS = get_args(moments.Estimator)
+ESTIMATORS = get_args(Estimator)
 FEDAVG, FEDPROX = "moment-descent-fedavg", "moment-descent-fedprox"
 ORACLE, ORACLE_FEDPROX = "oracle", "oracle-fedprox"
 METHODS = (FEDAVG, FEDPROX, "ifca-random", "ifca-spread", "one-shot", "fedavg", ORACLE, ORACLE_FEDPROX)
@@ -95,7 +96,7 @@ class Methods:
     average_over: str = "cluster"
     iterations: int = 5
     anchors: int | None = 20
-    estimator: moments.Estimator = "pairs"
+    estimator: Estimator = "pairs"
     step: Literal["curvature", "plain"] = "curvature"
     descent_step: float = 1.0
     subspace: Literal["range", "orthogonal", "svd"] = "range"

@@ -50,8 +50,8 @@ class Fit:
 
     Attributes
     ----------
-    method : str
-        ifca, global or local.
+    method, init : str, str or None
+        ifca, global or local; the start, of IFCA.
     state : State or LocalState
         The algorithm's last state.
     theta : Tensor
@@ -63,6 +63,7 @@ class Fit:
     """
 
     method: str
+    init: str | None
     state: Any
     theta: Tensor
     rounds: list[Round]
@@ -76,11 +77,15 @@ def fit(
     model: Model,
     seed: int,
     *,
+    init: str | None = None,
     checkpoint: Path | None = None,
     tell: Callable[[int, int, str], None],
 ) -> Fit:
-    """Train a method and test it; `tell` hears of every round: number, rounds in all, what there is to say."""
-    trial = _Trial(method, settings, _trained_on(method, settings, data, seed), model, seed)
+    """Train a method (IFCA from the start `init`) and test it.
+
+    `tell` hears of every round: number, rounds in all, what there is to say.
+    """
+    trial = _Trial(method, init, settings, _trained_on(method, settings, data, seed), model, seed)
 
     def watch(done: Round) -> None:
         tell(done.round, settings.rounds, _note(done))
@@ -92,7 +97,7 @@ def fit(
     seconds = [r.seconds - r.info.get("test_seconds", 0.0) for r in rounds if "loss" in r.info]
     curve = [(r.info["rounds_done"], r.info["accuracy"]) for r in rounds if "accuracy" in r.info]
     score = Score(trial.accuracy(state), trial.adjusted_rand(state), statistics.mean(seconds), curve)
-    return Fit(method, state, trial.models(state), rounds, score)
+    return Fit(method, init, state, trial.models(state), rounds, score)
 
 
 def _trained_on(method: str, settings: Settings, data: Rotated, seed: int) -> Rotated:
@@ -106,8 +111,17 @@ def _trained_on(method: str, settings: Settings, data: Rotated, seed: int) -> Ro
 class _Trial:
     """What the three methods do differently."""
 
-    def __init__(self, method: str, settings: Settings, data: Rotated, model: Model, seed: int) -> None:
-        self.method, self.settings, self.data, self.model, self.seed = method, settings, data, model, seed
+    def __init__(
+        self, method: str, init: str | None, settings: Settings, data: Rotated, model: Model, seed: int
+    ) -> None:
+        self.method, self.init, self.settings, self.data, self.model, self.seed = (
+            method,
+            init,
+            settings,
+            data,
+            model,
+            seed,
+        )
         share = 1.0 if method == "local" else settings.participation
         self.engine = InProcess(data.train, participation=Sampled(share), seed=seed)
         self.state_type = {"ifca": ifca.State, "global": fedavg.State, "local": fedavg.LocalState}[method]
@@ -123,8 +137,9 @@ class _Trial:
         elif self.method == "local":
             algorithm = fedavg.local_models(saved, **common)
         else:
-            clusters = len(set(self.data.truth.tolist()))
-            algorithm = ifca.ifca(saved, n_clusters=clusters, start=s.start, patience=s.patience, **common)
+            assert self.init is not None
+            common |= {"start": s.start(self.init), "patience": s.patience(self.init)}
+            algorithm = ifca.ifca(saved, n_clusters=len(set(self.data.truth.tolist())), **common)
         return seen(algorithm, self._tested)
 
     def _tested(self, save: Save) -> tuple[Save, bool]:

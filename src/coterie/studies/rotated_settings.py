@@ -39,8 +39,11 @@ class Settings:
         Test clients and their images: as many as there are, and as many as training clients have, when None.
     hidden : int or None
         Hidden units, of tasks with a perceptron.
-    init, candidates, start_steps : str, int, int
-        IFCA's start; clients that "spread" tries for each model, and the local steps (or passes) of each trial.
+    pixels : str
+        How pixels are prepared, of what the task offers; "raw" are between 0 and 1.
+    init, candidates, start_steps : tuple of str, int, int
+        IFCA's starts, one run each; clients that "spread" tries for each model, and the local steps (or passes) of each
+        trial.
     methods : tuple of str
         Of ifca, global, local.
     seed, seeds : int
@@ -63,7 +66,8 @@ class Settings:
     test_clients: int | None = None
     test_rows: int | None = None
     hidden: int | None = None
-    init: str = "spread"
+    pixels: str = "raw"
+    init: tuple[str, ...] = ("spread",)
     candidates: int = 5
     start_steps: int = 50
     methods: tuple[str, ...] = METHODS
@@ -76,7 +80,8 @@ class Settings:
         at_least(1, rows=self.rows, rounds=self.rounds, local_steps=self.local_steps, seeds=self.seeds)
         at_least(1, batch_size=self.batch_size, test_rows=self.test_rows, hidden=self.hidden)
         at_least(0, evaluate_every=self.evaluate_every)
-        one_of("--init", self.init, INITS)
+        for init in self.init:
+            one_of("--init", init, INITS)
         one_of("--kernel", self.kernel, KERNELS)
         if not 0 < self.participation <= 1 or not 0 < self.decay <= 1 or not self.step_size > 0:
             raise ConfigError(
@@ -90,15 +95,19 @@ class Settings:
         return self._passes(self.local_steps)
 
     @property
-    def start(self) -> Start:
+    def trained(self) -> list[tuple[str, str | None]]:
+        """What is trained: each method, and IFCA from each of its starts."""
+        return [(method, init) for method in self.methods for init in (self.init if method == "ifca" else (None,))]
+
+    def start(self, init: str) -> Start:
         """Where IFCA begins."""
-        kind: Any = self.init
+        kind: Any = init
         return Start(kind, candidates=self.candidates, fit=self._passes(self.start_steps), step_size=self.step_size)
 
-    @property
-    def patience(self) -> int:
+    @staticmethod
+    def patience(init: str) -> int:
         """Rounds until IFCA reseeds an empty cluster: never with the starts of the paper, which does not."""
-        return 5 if self.init == "spread" else 0
+        return 5 if init == "spread" else 0
 
     def _passes(self, count: int) -> Training:
         if self.batch_size is None:
@@ -124,8 +133,8 @@ class Task:
         Images per client -> method -> the paper's mean and standard deviation.
     flat : bool
         Whether an image is a vector.
-    prepare : callable, optional
-        Applied to all images.
+    pixels : mapping
+        Ways to prepare pixels -> what is applied to all images, which are between 0 and 1; None leaves them so.
     """
 
     name: str
@@ -134,4 +143,4 @@ class Task:
     model: Callable[[Settings, Rotated], Model]
     paper: Mapping[int, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     flat: bool = True
-    prepare: Callable[[Tensor], Tensor] | None = None
+    pixels: Mapping[str, Callable[[Tensor], Tensor] | None] = field(default_factory=lambda: {"raw": None})
