@@ -166,6 +166,14 @@ def test_without_a_gap_there_is_one_cluster_at_their_median() -> None:
     assert theta.tolist() == [np.median(local.numpy(), axis=0).tolist()]
 
 
+def test_there_are_no_more_groups_than_are_looked_for() -> None:
+    local = around(TRUTHS)
+    for delta in (0.0, 18**0.5):
+        theta, events = outcome(group_anchors(MODEL, local, None, Grouping(delta, most=2), 0), THIRDS)
+        assert events[0].startswith("30 anchors make 2 clusters: their tree is cut at the most that are looked for")
+        assert len(theta) == 2
+
+
 def test_a_single_anchor_far_from_all_does_not_make_a_cluster_when_k_is_unknown() -> None:
     stray = torch.tensor([[-9.0, -9.0, -9.0]], dtype=torch.float64)
     local = around(TRUTHS)
