@@ -120,7 +120,7 @@ def test_the_search_widens_at_its_bounds_and_comes_down(
 ) -> None:
     chosen, said, was = searched(monkeypatch, true=true, found=found)
     assert (chosen, was) == (true, tried)
-    assert "no more were tried" not in said
+    assert "the most that were tried" not in said
 
 
 @pytest.mark.parametrize("given", [1, 2, 5, 6, 7, 9])
@@ -129,7 +129,9 @@ def test_the_maximum_is_never_exceeded_and_is_checked(monkeypatch: pytest.Monkey
     chosen, said, tried = searched(monkeypatch, true=10, found=found, given=given)
     assert chosen == given
     assert all(high <= given for _, high in tried)
-    assert said.endswith("more are not looked for" if given == 1 else "no more were tried (moments.max_clusters)")
+    assert said.startswith(
+        "more are not looked for" if given == 1 else "the most that were tried (moments.max_clusters)"
+    )
     below, _, _ = searched(monkeypatch, true=2, found=found, given=given)
     assert below == min(2, given)  # not taken for granted
 
@@ -142,17 +144,16 @@ def test_without_a_maximum_there_is_one_by_the_clients(monkeypatch: pytest.Monke
 
 # -- planted numbers --------------------------------------------------------------------------------------------------
 def _many(k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """80 clients with 20 rows and four features, of k models that are well apart."""
+    """80 clients with 20 rows and six features, of k models that are at least 1.5 apart, where noise is 0.2."""
     draw = np.random.default_rng(seed)
-    slopes = draw.normal(size=(200, 4)) * 1.5
+    slopes = draw.normal(size=(400, 6)) * 1.5
     kept = [slopes[0]]
-    for slope in slopes[1:]:  # the first k that are at least 2 from each other
-        if len(kept) < k and min(np.linalg.norm(slope - other) for other in kept) > 2:
+    for slope in slopes[1:]:
+        if len(kept) < k and min(np.linalg.norm(slope - other) for other in kept) > 1.5:
             kept.append(slope)
-    assert len(kept) == k
-    x = draw.normal(size=(80, 20, 4))
+    x = draw.normal(size=(80, 20, 6))
     y = np.einsum("mnd,md->mn", x, np.stack(kept)[np.arange(80) % k]) + 0.2 * draw.normal(size=(80, 20))
-    return x.reshape(-1, 4), y.ravel(), np.repeat([f"p{i:03d}" for i in range(80)], 20)
+    return x.reshape(-1, 6), y.ravel(), np.repeat([f"p{i:03d}" for i in range(80)], 20)
 
 
 @pytest.mark.parametrize(("k", "seed"), [(8, 0), (10, 1)])
@@ -163,6 +164,5 @@ def test_more_groups_than_are_looked_for_at_first_are_found(k: int, seed: int) -
 
 
 def test_no_more_groups_than_were_given_are_found() -> None:
-    for most in (3, 7):
-        model = coterie.MixedRegression(rounds=10, max_clusters=most, random_state=0).fit(*_many(8, 0))
-        assert model.n_clusters_ == most
+    model = coterie.MixedRegression(rounds=10, max_clusters=3, random_state=0).fit(*_many(8, 0))
+    assert model.n_clusters_ == 3

@@ -88,13 +88,13 @@ def number_of_clusters(
 
 
 def _how_chosen(chosen: int, found: int, cap: int) -> str:
+    if chosen == cap:
+        return "the most that were tried (moments.max_clusters), on held-out rows"
     if found < 2:
-        said = "chosen on held-out rows, since no groups stand out among the anchors"
-    elif chosen == found:
-        said = "so many stand out among the anchors, and others are no better on held-out rows"
-    else:
-        said = f"chosen on held-out rows; {found} stand out among the anchors"
-    return said + ("; no more were tried (moments.max_clusters)" if chosen == cap else "")
+        return "chosen on held-out rows, since no groups stand out among the anchors"
+    if chosen == found:
+        return "so many stand out among the anchors, and others are no better"
+    return f"chosen on held-out rows; {found} stand out among the anchors"
 
 
 @dataclass
@@ -137,7 +137,11 @@ def _simplest(losses: Tensor, errors: float) -> int:
     best = losses[losses.sum(1).argmin()]
     for k, loss in enumerate(losses):
         worse = loss - best
-        within = errors * float(worse.std(correction=0)) * len(worse) ** 0.5 + _ROUNDING * float(best.sum())
+        within = errors * _deviation(worse) * len(worse) ** 0.5 + _ROUNDING * float(best.sum())
         if bool(worse.isfinite().all()) and float(worse.sum()) <= within:
             return k
     return 0
+
+
+def _deviation(values: Tensor) -> float:
+    return float(values.std()) if len(values) > 1 else 0.0
