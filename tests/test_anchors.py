@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.algorithms.anchors import Anchors, badly_served, first_anchors, group_anchors, introduce, swapped
+from coterie.algorithms.anchors import Anchors, Grouping, badly_served, first_anchors, group_anchors, introduce, swapped
 from coterie.models import linear_regression
 from helpers import Federation, Late, Only, one_block, run_one
 
@@ -116,7 +116,7 @@ def around(models: Tensor, each: int = 10, spread: float = 0.1, seed: int = 1) -
 def grouped(
     local: Tensor, n_clusters: int | None, delta: float = 0.0, data: Federation = THIRDS, **engine: Any
 ) -> tuple[Tensor, str]:
-    theta, events = outcome(group_anchors(MODEL, local, n_clusters, delta), data, **engine)
+    theta, events = outcome(group_anchors(MODEL, local, n_clusters, Grouping(delta), 0), data, **engine)
     assert len(events) == 1
     return theta, events[0]
 
@@ -164,6 +164,14 @@ def test_without_a_gap_there_is_one_cluster_at_their_median() -> None:
     theta, said = grouped(local, None, data=planted([20] * 10, [0] * 10))
     assert said.startswith("31 anchors make 1 cluster: their tree is cut at its largest gap")
     assert theta.tolist() == [np.median(local.numpy(), axis=0).tolist()]
+
+
+def test_there_are_no_more_groups_than_are_looked_for() -> None:
+    local = around(TRUTHS)
+    for delta in (0.0, 18**0.5):
+        theta, events = outcome(group_anchors(MODEL, local, None, Grouping(delta, most=2), 0), THIRDS)
+        assert events[0].startswith("30 anchors make 2 clusters: their tree is cut at the most that are looked for")
+        assert len(theta) == 2
 
 
 def test_a_single_anchor_far_from_all_does_not_make_a_cluster_when_k_is_unknown() -> None:

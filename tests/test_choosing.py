@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices on held-out rows: the simplest candidate that is as good, and numbers of clusters that nobody gave."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 import coterie
+from coterie import choosing
 from coterie.choosing import _simplest
 
 
@@ -17,6 +22,15 @@ def test_the_smallest_number_within_one_standard_error_of_the_best_wins() -> Non
     assert _simplest(torch.stack([worse, equal, best]), 1.0) == 1  # 0.05 in all is less than the error 0.01 * sqrt(100)
     assert _simplest(torch.stack([worse, base + 0.01 * noise + 0.005, best]), 1.0) == 2  # 0.5 is more
     assert _simplest(torch.stack([base, base, base]), 1.0) == 0
+
+
+def test_candidates_that_differ_by_rounding_are_alike() -> None:
+    base = torch.rand(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for sign in (
+        1,
+        -1,
+    ):  # the same models summed in another order: the smaller number wins whichever is a little larger
+        assert _simplest(torch.stack([base * (1 + sign * 1e-14), base]), 1.0) == 0
 
 
 def test_a_candidate_that_diverged_is_never_chosen() -> None:
@@ -64,3 +78,91 @@ def test_where_clients_differ_by_degrees_the_number_is_chosen_on_held_out_rows()
 def test_one_group_is_found_to_be_one() -> None:
     model = coterie.MixedRegression(random_state=0).fit(*_people(np.tile([1.0, -1.0], (40, 1))))
     assert model.n_clusters_ == 1
+
+
+# -- the search, where every number's loss is known beforehand --------------------------------------------------------
+def searched(
+    patch: pytest.MonkeyPatch, *, true: int, found: int, given: int | None = None, n_clients: int = 200
+) -> tuple[int, str, list[tuple[int, int]]]:
+    """Search where anchors tell `found`, and the loss falls up to the true number: what is chosen, why, and what was tried."""
+    tried: list[tuple[int, int]] = []
+
+    def attempt(self: Any, low: int, high: int) -> None:
+        tried.append((low, high))
+        clients = torch.linspace(1.0, 1.1, 50, dtype=torch.float64)
+        self.losses |= {k: clients + max(true - k, 0) for k in range(low, high + 1)}
+
+    patch.setattr(choosing._Search, "attempt", attempt)
+    state = SimpleNamespace(theta=torch.zeros(found, 2))
+    phases = SimpleNamespace(
+        options=SimpleNamespace(moments=SimpleNamespace(max_clusters=given, iterations=1)),
+        run=lambda *_: SimpleNamespace(states=[state]),
+    )
+    made = SimpleNamespace(rows=SimpleNamespace(n_clients=n_clients))
+    chosen, said = choosing.number_of_clusters(phases, made, lambda k, rounds: None)  # type: ignore[arg-type, return-value]
+    return chosen, said, tried
+
+
+@pytest.mark.parametrize(
+    ("true", "found", "tried"),
+    [
+        (3, 3, [(2, 6)]),
+        (6, 4, [(3, 6), (7, 12)]),  # the winner is the largest that was tried
+        (10, 6, [(5, 6), (7, 12)]),
+        (20, 6, [(5, 6), (7, 12), (13, 24)]),
+        (2, 3, [(2, 6), (1, 1)]),  # the smallest
+        (3, 9, [(8, 9), (4, 7), (2, 3)]),  # anchors told too many
+        (1, 1, [(1, 6)]),
+    ],
+)
+def test_the_search_widens_at_its_bounds_and_comes_down(
+    monkeypatch: pytest.MonkeyPatch, true: int, found: int, tried: list[tuple[int, int]]
+) -> None:
+    chosen, said, was = searched(monkeypatch, true=true, found=found)
+    assert (chosen, was) == (true, tried)
+    assert "the most that were tried" not in said
+
+
+@pytest.mark.parametrize("given", [1, 2, 5, 6, 7, 9])
+@pytest.mark.parametrize("found", [1, 6, 12])
+def test_the_maximum_is_never_exceeded_and_is_checked(monkeypatch: pytest.MonkeyPatch, given: int, found: int) -> None:
+    chosen, said, tried = searched(monkeypatch, true=10, found=found, given=given)
+    assert chosen == given
+    assert all(high <= given for _, high in tried)
+    assert said.startswith(
+        "more are not looked for" if given == 1 else "the most that were tried (moments.max_clusters)"
+    )
+    below, _, _ = searched(monkeypatch, true=2, found=found, given=given)
+    assert below == min(2, given)  # not taken for granted
+
+
+def test_without_a_maximum_there_is_one_by_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert searched(monkeypatch, true=99, found=3)[0] == 24
+    assert searched(monkeypatch, true=99, found=3, n_clients=50)[0] == 10  # five clients to each
+    assert searched(monkeypatch, true=99, found=3, n_clients=4)[0] == 4
+
+
+# -- planted numbers --------------------------------------------------------------------------------------------------
+def _many(k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """80 clients with 20 rows and six features, of k models that are at least 1.5 apart, where noise is 0.2."""
+    draw = np.random.default_rng(seed)
+    slopes = draw.normal(size=(400, 6)) * 1.5
+    kept = [slopes[0]]
+    for slope in slopes[1:]:
+        if len(kept) < k and min(np.linalg.norm(slope - other) for other in kept) > 1.5:
+            kept.append(slope)
+    x = draw.normal(size=(80, 20, 6))
+    y = np.einsum("mnd,md->mn", x, np.stack(kept)[np.arange(80) % k]) + 0.2 * draw.normal(size=(80, 20))
+    return x.reshape(-1, 6), y.ravel(), np.repeat([f"p{i:03d}" for i in range(80)], 20)
+
+
+@pytest.mark.parametrize(("k", "seed"), [(8, 0), (10, 1)])
+def test_more_groups_than_are_looked_for_at_first_are_found(k: int, seed: int) -> None:
+    model = coterie.MixedRegression(rounds=20, random_state=0).fit(*_many(k, seed))
+    assert model.n_clusters_ == k
+    assert [len(np.unique(model.labels_[i::k])) for i in range(k)] == [1] * k
+
+
+def test_no_more_groups_than_were_given_are_found() -> None:
+    model = coterie.MixedRegression(rounds=10, max_clusters=3, random_state=0).fit(*_many(8, 0))
+    assert model.n_clusters_ == 3

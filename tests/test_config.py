@@ -53,8 +53,9 @@ def test_the_number_of_clusters_is_two_for_ifca_and_open_for_moment_descent() ->
 
 def test_moments_are_the_parameters_of_the_descent_and_its_anchors() -> None:
     made = options().moments.model_dump()
-    own = {name: made.pop(name) for name in ("min_rows", "further")} | {"number": made["anchors"]}
+    own = {name: made.pop(name) for name in ("min_rows", "further", "swaps")} | {"number": made["anchors"]}
     assert Anchors(**own) == Anchors()
+    assert made.pop("max_clusters") is None  # as far as the search leads, from the descent's own
     assert Descent(**made | {"anchors": Anchors()}) == Descent()
 
 

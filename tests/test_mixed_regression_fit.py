@@ -81,7 +81,7 @@ def fitted() -> Fitted:
 def test_groups_and_their_number_are_found_without_being_told(fitted: Fitted) -> None:
     assert len(fitted.theta) == 3
     assert adjusted_rand(fitted.placed.label, SITES.truth) == 1
-    assert fitted.counted == "3 clusters: so many stand out among the anchors, and more are no better"
+    assert fitted.counted == "3 clusters: so many stand out among the anchors, and others are no better"
     assert fitted.warnings == []
     assert [s.label for s in fitted.scores] == [
         "moment descent, 3 clusters", "one model for all (ridge)", "one model each",

@@ -12,10 +12,20 @@ import torch
 from typer.testing import CliRunner
 
 from coterie.errors import ConfigError
-from coterie.studies import mixed_regression, mixed_scaling
-from coterie.studies.commands import app
+from coterie.studies import mixed_ablation, mixed_regression, mixed_scaling
 from coterie.studies.common import Outcome
-from coterie.studies.mixed_methods import FEDAVG, FEDPROX, METHODS, ORACLE, Methods, compare
+from coterie.studies.mixed_commands import app
+from coterie.studies.mixed_methods import (
+    FEDAVG,
+    FEDPROX,
+    METHODS,
+    ORACLE,
+    ORACLE_FEDPROX,
+    PAPER,
+    PRESETS,
+    Methods,
+    compare,
+)
 from coterie.studies.mixed_problem import Problem, worst_errors
 from coterie.studies.parallel import side_by_side
 
@@ -45,7 +55,9 @@ def without_seconds(found: Outcome) -> list[dict[str, Any]]:
 # -- rows -------------------------------------------------------------------------------------------------------------
 def test_every_method_has_a_complete_row_for_every_seed(outcome: Outcome):
     assert all(set(row) >= FIELDS for row in outcome.rows)
-    runs = [(m, s) for m in METHODS for s in ((1, 5) if m == FEDAVG else (None,) if m == FEDPROX else (5,))]
+    steps: dict[str, tuple[int | None, ...]] = {FEDAVG: (1, 5), FEDPROX: (None,)}
+    runs = [(m, s) for m in METHODS[:-2] for s in steps.get(m, (5,))]
+    runs += [(ORACLE, 1), (ORACLE, 5), (ORACLE_FEDPROX, None)]
     assert [(r["seed"], r["method"], r["local_steps"]) for r in outcome.rows] == [
         (seed, *run) for seed, run in itertools.product((0, 1), runs)
     ]
@@ -54,12 +66,39 @@ def test_every_method_has_a_complete_row_for_every_seed(outcome: Outcome):
         assert (row["anchor_error"] is None) == (row["n_anchors"] is None) == (row["method"] not in (FEDAVG, FEDPROX))
 
 
+def test_every_run_is_compared_with_the_oracle_that_trains_alike(outcome: Outcome):
+    for seed in (0, 1):
+        rows = [row for row in outcome.rows if row["seed"] == seed]
+        error = {(row["method"], row["local_steps"]): row["final_error"] for row in rows}
+        assert len({error[ORACLE, 1], error[ORACLE, 5], error[ORACLE_FEDPROX, None]}) == 3
+        for row in rows:
+            own = (ORACLE_FEDPROX if row["local_steps"] is None else ORACLE, row["local_steps"])
+            assert row["oracle_error"] == error[own]
+    for row in of(
+        outcome.rows, FEDPROX
+    ):  # both have ended at the fixed point of the same rounds; the start is forgotten
+        assert row["ratio"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_fedprox_solves_the_papers_proximal_problem():
+    # Lemma 1 for FedProx: theta + (eta / n) X^T [I + (eta / n) X X^T]^-1 (y - X theta), in closed form, for one client.
+    problem = Problem(((1, 12),), (1.0,), n_features=3)
+    eta, planted = 0.7, problem.plant(0)
+    x, y = planted.rows.x, planted.rows.y
+    theta, n = planted.theta[0], len(x)
+    inner = torch.eye(n, dtype=x.dtype) + eta / n * x @ x.T
+    want = theta + eta / n * x.T @ torch.linalg.solve(inner, y - x @ theta)
+    (row,) = compare(problem, Methods(methods=(ORACLE_FEDPROX,), rounds=1, eta=eta), 0)
+    assert row["final_error"] == pytest.approx(float((want - theta).norm()), rel=1e-9)
+
+
 def test_ours_reaches_the_oracle_and_one_model_for_all_does_not(outcome: Outcome):
     for row in [*of(outcome.rows, FEDAVG, 5), *of(outcome.rows, FEDPROX)]:
         assert row["ratio"] < 1.05
         assert row["anchor_error"] < row["delta"] / 2
         assert row["n_anchors"] >= 10
-    assert all(row["ratio"] == 1.0 and row["rounds_to_2x_oracle"] == 0 for row in of(outcome.rows, ORACLE))
+    for oracle in (ORACLE, ORACLE_FEDPROX):
+        assert all(row["ratio"] == 1.0 and row["rounds_to_2x_oracle"] == 0 for row in of(outcome.rows, oracle))
     for row in of(outcome.rows, "fedavg"):
         # One model cannot be nearer than half of the planted models' distance to both of two.
         assert row["final_error"] >= row["delta"] / 2
@@ -154,6 +193,26 @@ def test_settings_are_those_of_appendix_c():
     assert mixed_regression.SETTINGS["c3"].shares == (0.2, 0.3, 0.5)
 
 
+def test_the_papers_preset_is_that_of_its_experiments():
+    how = mixed_regression.settings("c1", PAPER).how
+    assert (how.rounds, how.iterations, how.average_over) == (400, 5, "everyone")
+    truth = torch.tensor([[0.0, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0, 4.0, 0.0]], dtype=torch.float64)  # 3, 4 and 5 apart
+    descent = how.descent(truth)
+    assert descent.delta == 3.0
+    assert (descent.step, descent.step_size) == ("plain", 0.5)  # alpha / (2 beta^2) for features of unit variance
+    assert descent.anchors.number == 10  # 3 * 3 * log 3 = 9.9
+    assert (descent.anchors.swaps, descent.anchors.further) == (False, False)
+    assert (descent.subspace, descent.oversampling) == ("range", 3)  # every column: the decomposition itself
+    assert Methods().descent(truth).delta == 0.0
+
+
+def test_the_papers_preset_reaches_its_oracle():
+    (row,) = compare(EASY, replace(PRESETS[PAPER], methods=(FEDAVG,), rounds=150), 0)
+    assert row["n_anchors"] == 10
+    assert row["anchor_error"] < row["delta"]  # they began further away, and models are refined in Phase 2
+    assert row["ratio"] == pytest.approx(1.0, abs=0.05)
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 def test_error_by_hand():
     truth = torch.tensor([[0.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
@@ -215,8 +274,11 @@ def test_an_error_comes_through_with_its_hint(jobs: int):
 # -- scaling ----------------------------------------------------------------------------------------------------------
 TINY = mixed_scaling.Settings(
     {"clients": (30, 60), "covariance": ("same", "differs"), "anchor_noise": (0.0, 0.05)},
-    mixed_scaling.Point(clients=60, dimension=8, clusters=2), methods=(FEDAVG, "fedavg"), seeds=2, jobs=1,
-)  # fmt: skip
+    mixed_scaling.Point(clients=60, dimension=8, clusters=2),
+    methods=(FEDAVG, "fedavg"),
+    seeds=2,
+    jobs=1,
+)
 
 
 def test_scaling_varies_one_factor_at_a_time():
@@ -239,9 +301,40 @@ def test_scaling_varies_one_factor_at_a_time():
 
 def test_scaling_points_have_rounds_and_steps_for_their_size():
     how = mixed_scaling.Point().how(METHODS)
-    assert (how.rounds, how.step_size, how.eta, how.anchors) == (300, 0.045, pytest.approx(0.198), 30)
+    assert (how.rounds, how.step_size, how.eta, how.anchors) == (300, 0.045, pytest.approx(0.396), 30)
     few = mixed_scaling.Point(rows=2).how(METHODS)
     assert (few.rounds, few.step_size) == (1500, pytest.approx(0.45 * 2 / 50))
+
+
+# -- what additions are worth -----------------------------------------------------------------------------------------
+def test_variants_change_what_they_are_called_after():
+    default = vars(mixed_ablation.VARIANTS["default"])
+    changed = {
+        name: {field for field, value in vars(how).items() if value != default[field]}
+        for name, how in mixed_ablation.VARIANTS.items()
+    }
+    assert changed == {
+        "default": set(), "no-swaps": {"swaps"}, "no-further": {"further"}, "neither": {"swaps", "further"},
+        "few-anchors": {"anchors"}, "few-and-neither": {"anchors", "swaps", "further"}, "known-delta": {"known_delta"},
+        "plain-step": {"step"}, "half-step": {"step", "descent_step"}, "halves": {"estimator"}, "two": {"estimator"},
+        "orthogonal": {"subspace"}, "svd": {"subspace"}, "everyone": {"average_over"},
+        PAPER: {"rounds", "average_over", "anchors", "step", "descent_step", "subspace", "swaps", "further", "known_delta"},
+    }  # fmt: skip
+
+
+def test_the_ablation_has_a_row_for_every_variant_and_setting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(mixed_ablation.SETTINGS, "c1", EASY)
+    monkeypatch.setitem(mixed_ablation.SETTINGS, "c3", replace(EASY, noise=0.4))
+    line = "mixed-regression-ablation --settings c1,c3 --variants default,two --rounds 60 --seeds 1 --jobs 1"
+    document = command(*line.split())
+    assert [(row["setting"], row["variant"], row["method"]) for row in document["rows"]] == [
+        (setting, variant, FEDAVG) for setting in ("c1", "c3") for variant in ("default", "two")
+    ]
+    for row, line in zip(document["rows"], document["summary"], strict=True):
+        assert row["ratio"] == line["mean_ratio"] == row["final_error"] / row["oracle_error"]
+    first, second = document["rows"][:2]
+    assert first["oracle_error"] == second["oracle_error"]  # the same clients, the same Phase 2
+    assert first["anchor_error"] < second["anchor_error"]  # all pairs of rows, not one of them
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -259,8 +352,8 @@ def test_options_reach_the_study():
     line += " --estimator halves --noise-on-anchors 0.01 --anchors 5 --step-size 0.02 --average-over everyone"
     document = command(*line.split(), "--methods", "moment-descent-fedavg,oracle", "--jobs", "1", "--curves")
     assert [(r["method"], r["local_steps"], r["seed"]) for r in document["rows"]] == [
-        (FEDAVG, 1, 4), (FEDAVG, 5, 4), (FEDAVG, 10, 4), (ORACLE, 5, 4),
-    ]  # fmt: skip
+        (method, steps, 4) for method in (FEDAVG, ORACLE) for steps in (1, 5, 10)
+    ]
     assert all(len(row["curve"]) >= 3 for row in document["rows"])
     settings = document["settings"]
     assert settings["how"]["average_over"] == "everyone"
@@ -291,6 +384,9 @@ def test_scaling_from_the_command_line():
     "line",
     [
         "mixed-regression --setting c4",
+        "mixed-regression --preset paper",
+        "mixed-regression-ablation --settings c4",
+        "mixed-regression-ablation --variants none",
         "mixed-regression --features cauchy",
         "mixed-regression --covariance other",
         "mixed-regression --methods ifca",

@@ -2,6 +2,7 @@
 """Moment descent against matrices written out, steps by hand, and what travels."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,9 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms import moment_descent as md
 from coterie.algorithms.anchors import Anchors
-from coterie.algorithms.moment_descent import (
-    Descent,
-    State,
-    descend,
-    moment_descent,
-    multiply_moments,
-)
+from coterie.algorithms.copies import perturbed
+from coterie.algorithms.moment_descent import Descent, State, moment_descent
+from coterie.algorithms.moments import _leading, descend, multiply_moments
 from coterie.local.row_space import features
 from coterie.models import Dense, linear_regression
 from coterie.protocol import Block
@@ -141,13 +138,13 @@ def test_subspaces_of_the_federation_are_those_of_the_matrix(estimator: str, how
     data, model = some_clients(width=12), linear_regression(12, intercept=False)
     points = normal(3, 12, seed=7)
     how = Descent(estimator=estimator, subspace=how.subspace, exchanges=how.exchanges, oversampling=10)  # type: ignore[arg-type]
-    before = torch.zeros(3, 12, 2, dtype=torch.float64)
-    found = run_one(lambda _: md._subspaces(points, before, model, how, 0, 0), data.rows)[0]
+    begun = replace(md._nothing(model, 2), local=points, basis=torch.zeros(3, 12, 2, dtype=torch.float64))
+    found = run_one(lambda _: md._subspaces(begun, model, how, 0), data.rows)[0]
     for a in range(3):
         u, s, _ = np.linalg.svd(whole_matrix(model, data, estimator, points[a]))
         assert s[2] < 0.9 * s[1]  # a gap
-        # Orthogonal iteration shrinks the rest by it 79 times; with as many columns as features all is exact.
-        assert subspace_angles(found.basis[a].numpy(), u[:, :2]).max() < max(50 * (s[2] / s[1]) ** 79, 1e-7)
+        # Orthogonal iteration shrinks the rest by it 80 times; with as many columns as features all is exact.
+        assert subspace_angles(found.basis[a].numpy(), u[:, :2]).max() < max(50 * (s[2] / s[1]) ** 80, 1e-7)
         np.testing.assert_allclose(found.values[a, :2], s[:2], rtol=1e-6)
 
 
@@ -155,11 +152,12 @@ def test_everybody_twice_has_the_same_matrix() -> None:
     data, model = some_clients(), linear_regression(D)
     twice = Federation(data.xs * 2, data.ys * 2, [*data.names, *(f"{name} again" for name in data.names)])
     q, points = normal(3, D + 1, 2, seed=1), normal(3, D + 1, seed=2)
+    shared = {"model": model, "q": q, "estimator": "pairs", "transposed": False}
     for noise in (0.0, 1e-9):
-        how = Descent(noise=noise)
         one, two = (
-            run_one(lambda _: md._multiply(q, False, points, model, how, keys.key(0)), federation.rows)[0]  # noqa: B023
+            run_one(lambda _: md._multiply(shared, points, copies, None), federation.rows)[0]  # noqa: B023
             for federation in (data, twice)
+            for copies in [perturbed(points, federation.rows.keys, noise, keys.key(0)) if noise else None]
         )
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
@@ -204,6 +202,7 @@ def stepped(
     shared = {
         "model": PLANE, "estimator": estimator, "curvature": curvature,
         "step_size": torch.tensor([step_size], dtype=torch.float64), "least": torch.tensor([least], dtype=torch.float64),
+        "resample": 0,
     }  # fmt: skip
     own = {
         "theta": torch.tensor(theta).double().expand(1, 2, 2),
@@ -290,6 +289,7 @@ def test_steps_of_many_anchors_are_those_of_a_loop(estimator: str) -> None:
     theta, basis = normal(2, 4, D + 1, seed=1), torch.linalg.qr(normal(2, 4, D + 1, 3, seed=2)).Q
     steps = torch.tensor([1.0, 0.3], dtype=torch.float64)
     shared = {"model": model, "estimator": estimator, "curvature": True, "step_size": steps, "least": 0 * steps}
+    shared["resample"] = 0
     reply, _ = descend(shared, {"theta": theta, "basis": basis}, {}, block)
     for s in range(2):
         for c, n in enumerate(block.n.tolist()):
@@ -322,7 +322,7 @@ def test_steps_of_many_anchors_are_those_of_a_loop(estimator: str) -> None:
 def test_the_leading_direction_is_that_of_the_largest_eigenvalue(values: tuple[float, ...]) -> None:
     rotation = torch.linalg.qr(normal(3, 3, seed=3)).Q
     a = rotation * torch.tensor(values, dtype=torch.float64) @ rotation.T
-    b, s = md._leading(a)
+    b, s = _leading(a)
     _, vectors = np.linalg.eigh(a.numpy())
     # The closest call is 1 + 0.1 / 5 against 1, 4096 times: e^-80.
     assert abs(b.numpy() @ vectors[:, -1]) == pytest.approx(1.0, abs=1e-12)
@@ -332,7 +332,7 @@ def test_the_leading_direction_is_that_of_the_largest_eigenvalue(values: tuple[f
 def test_leading_directions_of_many_matrices_at_once() -> None:
     a = normal(2, 5, 4, 4, seed=6)
     a = a + a.transpose(2, 3)
-    b, s = md._leading(a)
+    b, s = _leading(a)
     values, vectors = np.linalg.eigh(a.numpy())
     assert (values[..., -1] > 0).all()
     # Eigenvalues of a random matrix may lie close: what counts is that no direction has a larger quotient.
@@ -342,7 +342,7 @@ def test_leading_directions_of_many_matrices_at_once() -> None:
 
 @pytest.mark.parametrize("values", [(0.0, 0.0), (-1.0, -2.0)], ids=["nothing", "negative"])
 def test_without_a_positive_eigenvalue_there_is_nowhere_to_go(values: tuple[float, ...]) -> None:
-    b, s = md._leading(torch.diag(torch.tensor(values, dtype=torch.float64)))
+    b, s = _leading(torch.diag(torch.tensor(values, dtype=torch.float64)))
     assert float(s) == 0.0
     assert float(b.norm()) == pytest.approx(1.0)
 

@@ -8,6 +8,7 @@ To be imported on the server and on every node; those of one's own are registere
 from coterie import evaluate
 from coterie.algorithms import (
     anchors,
+    copies,
     em,
     fedavg,
     fedgmm,
@@ -18,7 +19,7 @@ from coterie.algorithms import (
     linear_representation,
     maml,
     mixture_starts,
-    moment_descent,
+    moments,
     one_shot,
     preparation,
     serving,
@@ -33,12 +34,12 @@ from coterie.personal import measure
 __all__ = ["STEPS", "VALUES"]
 
 STEPS = (
-    anchors.introduce, anchors.swapped, em.em_step, evaluate.measure, evaluate.measure_own, evaluate.place,
+    anchors.introduce, anchors.swapped, copies.answer_to, em.em_step, evaluate.measure, evaluate.measure_own, evaluate.place,
     evaluate.target_sums, fedavg.products, fedavg.train_private, fedavg.train_shared, fedgmm.describe, fedgmm.joint_step,
     fedgrem.gradient_em, fedrep.train_in_turn, ifca.assign_and_train, judging.judge,
     linear_representation.improve_representation, linear_representation.multiply_squares, maml.meta_train,
     measure.fit_personal, measure.judge_personal, mixture_starts.fit_locally, mixture_starts.renumber,
-    moment_descent.answer_to, moment_descent.descend, moment_descent.multiply_moments, one_shot.fit_once, one_shot.join,
+    moments.descend, moments.multiply_moments, one_shot.fit_once, one_shot.join,
     one_shot.train_member, preparation.column_sums, preparation.curvature, preparation.monomial_sums,
     preparation.squared_length, serving.about_centre, serving.adopt, serving.squared_errors, starts.attract,
     starts.fit_alone, starts.potential, starts.serve,

@@ -2,11 +2,13 @@
 """Choices that are made on held-out rows: among starts of IFCA, and among numbers of clusters."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from coterie.algorithms import ifca, moment_descent
+from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.starts import Start
 from coterie.baselines import VALIDATION, measured_models, placed
 from coterie.data.ragged import Ragged
@@ -14,7 +16,11 @@ from coterie.engines.in_process import Program, Round
 from coterie.local import worst_if_nan
 from coterie.phases import Phases, Prepared
 
-__all__ = ["best_start", "number_of_clusters"]
+__all__ = ["best_start", "first_bound", "number_of_clusters"]
+
+_MOST = 24  # clusters that are tried, where no maximum is given
+_CLIENTS_PER_CLUSTER = 5  # and so many clients to each of them
+_ROUNDING = 1e-9  # of the total loss: candidates that differ by less are alike
 
 
 def best_start(phases: Phases, made: Prepared, program: Callable[[int], Program]) -> tuple[Start, int, list[Round]]:
@@ -39,40 +45,83 @@ def best_start(phases: Phases, made: Prepared, program: Callable[[int], Program]
     return Start("warm", done.states[winner].theta), winner, list(done.rounds)
 
 
+def first_bound(given: int | None) -> int:
+    """How many clusters are looked for at first, where at most so many are `given`."""
+    return min(Descent.max_clusters, given or Descent.max_clusters)
+
+
 def number_of_clusters(
     phases: Phases, made: Prepared, program: Callable[[int | None, int], Program]
 ) -> tuple[int, str]:
     """Find out how many clusters there are, and say how.
 
     Anchors of moment descent tell when groups stand out; but a small group may hide among anchors that have not arrived,
-    and clients that differ by degrees may still be served better by several models. So this number and all larger ones are
-    tried in lockstep on part of the rows, and the smallest wins whose loss on the others is as good as the best: within one
-    standard error over clients, or two where groups stand out.
+    and clients that differ by degrees may still be served better by several models. So numbers from one below what the
+    anchors tell up to a bound are tried in lockstep on part of the rows, and the smallest wins whose loss on the others is
+    as good as the best: within one standard error over clients, or two where groups stand out. While the winner is the
+    smallest or the largest that was tried, smaller or larger ones are tried as well.
 
     Parameters
     ----------
     program : callable
         (number of clusters or None, rounds of Phase 2) -> moment descent's program.
     """
-    options = phases.options
-    most = min(options.moments.max_clusters, made.rows.n_clients)
+    options, n_clients = phases.options, made.rows.n_clients
+    given = options.moments.max_clusters
+    cap = min(given or min(_MOST, max(Descent.max_clusters, n_clients // _CLIENTS_PER_CLUSTER)), n_clients)
     anchors = phases.run(
         "count clusters", made.rows, [program(None, 0)], moment_descent.State, options.moments.iterations
     )
-    found = len(anchors.states[0].theta)
-    if found == 0 or found >= most:  # nobody answered, or there is nothing to choose
-        return max(found, 1), "so many stand out among the anchors"
-    part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
-    programs = [program(k, options.training.rounds) for k in range(found, most + 1)]
-    total = options.moments.iterations + 1 + options.training.rounds
-    done = phases.run("choose the number of clusters", part, programs, moment_descent.State, total)
-    losses = torch.stack([_held_out(made, part, held, state.theta) for state in done.states])  # [K, M]
-    chosen = found + _simplest(losses, 1.0 if found < 2 else 2.0)
+    found = min(len(anchors.states[0].theta), cap)
+    if found == 0 or cap == 1:  # nobody answered, or there is nothing to choose
+        return 1, "nobody answered" if found == 0 else "more are not looked for"
+    search = _Search(phases, made, program, errors=1.0 if found < 2 else 2.0)
+    search.attempt(max(1, found - 1), max(found, min(first_bound(given), cap)))
+    while True:
+        chosen, low, high = search.best(), min(search.losses), max(search.losses)
+        if chosen == low > 1:
+            search.attempt(max(1, low // 2), low - 1)
+        elif chosen == high < cap:
+            search.attempt(high + 1, min(2 * high, cap))
+        else:
+            return chosen, _how_chosen(chosen, found, cap)
+
+
+def _how_chosen(chosen: int, found: int, cap: int) -> str:
+    if chosen == cap:
+        return "the most that were tried (moments.max_clusters), on held-out rows"
     if found < 2:
-        return chosen, "chosen on held-out rows, since no groups stand out among the anchors"
+        return "chosen on held-out rows, since no groups stand out among the anchors"
     if chosen == found:
-        return chosen, "so many stand out among the anchors, and more are no better"
-    return chosen, f"chosen on held-out rows; {found} stand out among the anchors"
+        return "so many stand out among the anchors, and others are no better"
+    return f"chosen on held-out rows; {found} stand out among the anchors"
+
+
+@dataclass
+class _Search:
+    """Numbers of clusters that were tried, and every client's loss on held-out rows under each."""
+
+    phases: Phases
+    made: Prepared
+    program: Callable[[int | None, int], Program]
+    errors: float  # standard errors that a smaller number may be worse
+    losses: dict[int, Tensor] = field(default_factory=dict)  # number of clusters -> [M]
+
+    def attempt(self, low: int, high: int) -> None:
+        """Fit all numbers from low to high in lockstep."""
+        options = self.phases.options
+        part, held = self.made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
+        numbers = range(low, high + 1)
+        programs = [self.program(k, options.training.rounds) for k in numbers]
+        total = options.moments.iterations + 1 + options.training.rounds
+        done = self.phases.run(f"try {low} to {high} clusters", part, programs, moment_descent.State, total)
+        for k, state in zip(numbers, done.states, strict=True):
+            self.losses[k] = _held_out(self.made, part, held, state.theta)
+
+    def best(self) -> int:
+        """The smallest number that is as good as the best."""
+        numbers = sorted(self.losses)
+        return numbers[_simplest(torch.stack([self.losses[k] for k in numbers]), self.errors)]
 
 
 def _held_out(made: Prepared, part: Ragged, held: Ragged, theta: Tensor) -> Tensor:
@@ -88,6 +137,11 @@ def _simplest(losses: Tensor, errors: float) -> int:
     best = losses[losses.sum(1).argmin()]
     for k, loss in enumerate(losses):
         worse = loss - best
-        if bool(worse.isfinite().all()) and float(worse.sum()) <= errors * float(worse.std()) * len(worse) ** 0.5:
+        within = errors * _deviation(worse) * len(worse) ** 0.5 + _ROUNDING * float(best.sum())
+        if bool(worse.isfinite().all()) and float(worse.sum()) <= within:
             return k
     return 0
+
+
+def _deviation(values: Tensor) -> float:
+    return float(values.std()) if len(values) > 1 else 0.0

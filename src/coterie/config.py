@@ -132,7 +132,10 @@ class ClusterOptions(_Options):
 
 
 class MomentOptions(_Options):
-    """What Phase 1 of moment descent needs. `anchors` and `min_rows` None: 10 for each cluster."""
+    """What Phase 1 of moment descent needs.
+
+    `anchors` and `min_rows` None: 10 for each cluster. `max_clusters` None: as far as the search leads, 24 at most.
+    """
 
     iterations: int = Field(5, ge=1)
     estimator: Literal["pairs", "halves", "two"] = "pairs"
@@ -144,10 +147,12 @@ class MomentOptions(_Options):
     anchors: int | None = Field(None, ge=1)
     min_rows: int | None = Field(None, ge=2)
     further: bool = True
+    swaps: bool = True
     delta: float = Field(0.0, ge=0)
     eps: float = Field(0.05, ge=0)
-    max_clusters: int = Field(6, ge=1)
+    max_clusters: int | None = Field(None, ge=1)
     noise: float = Field(0.0, ge=0)
+    resample: int = Field(0, ge=0)
 
 
 def _or_endless(word: str) -> PlainValidator:

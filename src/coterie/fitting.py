@@ -16,7 +16,7 @@ from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
 from coterie.baselines import Score, fedavg_program, measure, measured_models, placed
-from coterie.choosing import best_start, number_of_clusters
+from coterie.choosing import best_start, first_bound, number_of_clusters
 from coterie.config import PERSONAL, PRIOR, FitOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
@@ -177,11 +177,13 @@ def _mixed_regression(
 ) -> partial[Algorithm]:
     t, c, m = phases.options.training, phases.options.clusters, phases.options.moments
     assert isinstance(made.model, Dense)
-    how = m.model_dump(exclude={"anchors", "min_rows", "further"})
+    how = m.model_dump(exclude={"anchors", "min_rows", "further", "swaps", "max_clusters"})
     return partial(
         moment_descent.mixed_regression, model=made.model, n_clusters=n_clusters, rounds=rounds,
         step_size=made.step_size, seed=phases.options.seed,
-        descent=Descent(**how, anchors=Anchors(m.anchors, m.min_rows, m.further)),
+        descent=Descent(
+            **how, max_clusters=first_bound(m.max_clusters), anchors=Anchors(m.anchors, m.min_rows, m.further, m.swaps)
+        ),
         start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
         temperature=c.temperature, patience=c.patience, resample=c.resample, tol=t.tol,

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from coterie import keys
+from coterie.algorithms.copies import perturbed, residuals, who_is_there
 from coterie.algorithms.starts import serve
-from coterie.local import client_losses, outputs, worst_if_nan
+from coterie.local import worst_if_nan
+from coterie.local.row_space import features
 from coterie.models import Dense
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
 
-__all__ = ["Anchors", "badly_served", "first_anchors", "group_anchors", "introduce", "swapped"]
+__all__ = ["Anchors", "Grouping", "badly_served", "first_anchors", "group_anchors", "introduce", "swapped"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
-_PER_CLUSTER = (
-    10  # anchors, when their number is not given: a cluster with a share of 0.2 of 3 is missed once in 800 times
-)
+_PER_CLUSTER = 10  # anchors, when their number is not given: of 3 clusters, one with 0.2 is missed once in 800 times
 _ROWS_PER_CLUSTER = 10  # rows that make a client an anchor: the direction has K coordinates
 _FAR = 4.0  # times the median loss: badly served
 _MANY = 0.02  # share of clients: enough to look for another cluster
@@ -48,11 +48,14 @@ class Anchors:
         Rows that an anchor should have; 10 K by default. Where fewer than A clients have them, the largest others help out.
     further : bool
         Whether to repeat the descent with anchors among badly served clients, if there are many.
+    swaps : bool
+        Whether groups whose model serves clients worse than another anchor's would give way to it.
     """
 
     number: int | None = None
     min_rows: int | None = None
     further: bool = True
+    swaps: bool = True
 
 
 def first_anchors(how: Anchors, n_clusters: int, seed: int) -> Run:
@@ -91,23 +94,50 @@ def badly_served(model: Dense, theta: Tensor, taken: Tensor, how: Anchors, n_clu
 
 
 # -- from anchors to clusters -----------------------------------------------------------------------------------------
-def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, delta: float) -> Run:
+@dataclass(frozen=True)
+class Grouping:
+    """How anchors' models become the clusters'.
+
+    Parameters
+    ----------
+    delta : float
+        Least distance between two models, if known; 0 if not.
+    swaps : bool
+        See `Anchors`.
+    most : int
+        Groups there may be when their number is not given.
+    noise : float
+        Remark 2: what clients are sent of an anchor's model is perturbed, with this standard deviation.
+    """
+
+    delta: float = 0.0
+    swaps: bool = True
+    most: int = 6
+    noise: float = 0.0
+
+
+def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, how: Grouping, seed: int) -> Run:
     """Make K models of the anchors' [A, P].  -> theta [K, P], events
 
     Groups come from distances alone; then representatives that serve clients badly are replaced by other anchors.
     """
-    group, how = _groups(local, n_clusters, delta)
+    group, said = _groups(local, n_clusters, how)
     chosen = torch.tensor([_medoid(local, group == g) for g in range(int(group.max()) + 1)])
-    wanted = len(chosen) if n_clusters is None else min(n_clusters, len(local))
-    chosen, swaps = yield from _improved(model, local, chosen[:wanted])
-    said = f"{len(local)} anchors make {len(chosen)} cluster{'s' * (len(chosen) != 1)}: {how}"
+    chosen, swaps = chosen[: len(chosen) if n_clusters is None else min(n_clusters, len(local))], 0
+    if how.swaps:
+        chosen, swaps = yield from _improved(model, local, chosen, how.noise, seed)
+    said = f"{len(local)} anchors make {len(chosen)} cluster{'s' * (len(chosen) != 1)}: {said}"
     if swaps:
         said += f"; {swaps} replaced by anchors that serve clients better"
-    return _centres(local, chosen, delta), [said]
+    theta, sizes = _centres(local, chosen, how.delta)
+    if how.noise:  # the centre of one anchor is its model: everybody is sent a copy of that, the same one
+        copy = perturbed(theta, torch.zeros(1, dtype=torch.int64), how.noise, keys.key(seed, len(local), "centres"), 1)
+        theta = torch.where((sizes == 1)[:, None], copy[0, 0], theta)
+    return theta, [said]
 
 
-def _groups(local: Tensor, n_clusters: int | None, delta: float) -> tuple[Tensor, str]:
-    """Number every anchor's group.  [A]"""
+def _groups(local: Tensor, n_clusters: int | None, how: Grouping) -> tuple[Tensor, str]:
+    """Number every anchor's group, and say how they were found.  [A]"""
     from scipy.cluster.hierarchy import fcluster, linkage  # here: only servers need it, and it is slow to load
 
     if len(local) == 1:
@@ -115,15 +145,18 @@ def _groups(local: Tensor, n_clusters: int | None, delta: float) -> tuple[Tensor
     safe = local.nan_to_num(0.0, 0.0, 0.0).double().clamp(-1e100, 1e100)  # squares stay finite
     far = torch.cdist(safe, safe, compute_mode="donot_use_mm_for_euclid_dist").numpy()
     distances = far[np.triu_indices(len(far), 1)]
-    if delta > 0:
-        near = fcluster(linkage(distances, "single"), delta / 2, "distance")
-        if n_clusters is None or near.max() == n_clusters:
+    if how.delta > 0:
+        near = fcluster(linkage(distances, "single"), how.delta / 2, "distance")
+        if near.max() == n_clusters or (n_clusters is None and near.max() <= how.most):
             return _numbered(near), "those within half of the given distance are one"
     tree = linkage(distances, "average")
     if n_clusters is not None:
         cut = fcluster(tree, n_clusters, "maxclust")
         return _numbered(cut), "their tree is cut at the number asked for"
-    return _numbered(fcluster(tree, _gap_count(tree), "maxclust"), least=0.05), "their tree is cut at its largest gap"
+    count = _gap_count(tree)
+    if count > how.most:
+        return _numbered(fcluster(tree, how.most, "maxclust")), "their tree is cut at the most that are looked for"
+    return _numbered(fcluster(tree, count, "maxclust"), least=0.05), "their tree is cut at its largest gap"
 
 
 def _gap_count(tree: np.ndarray) -> int:
@@ -150,25 +183,34 @@ def _numbered(labels: np.ndarray, least: float = 0.0) -> Tensor:
 def _medoid(local: Tensor, members: Tensor) -> int:
     """The member that is nearest to the others."""
     own = members.nonzero()[:, 0]
-    return int(own[torch.cdist(local[own], local[own]).sum(1).argmin()])
+    return int(own[_first_smallest(torch.cdist(local[own], local[own]).sum(1))])
 
 
-def _improved(model: Dense, local: Tensor, chosen: Tensor) -> Run:
+def _first_smallest(values: Tensor) -> int:
+    """Number of the smallest, of those that differ by rounding the first; NaN is the largest."""
+    values = worst_if_nan(values.flatten())
+    least = values.min()
+    return int((values <= least + 1e-9 * least.abs()).int().argmax()) if bool(least.isfinite()) else 0
+
+
+def _improved(model: Dense, local: Tensor, chosen: Tensor, noise: float, seed: int) -> Run:
     """Exchange a representative for another anchor while that lowers everybody's loss by a hundredth.  -> chosen, swaps"""
-    swaps = 0
+    swaps, each, to = 0, {}, None
+    shared: dict[str, Any] = {"model": model, "theta": local}
+    if noise and len(local) > len(chosen):
+        there = yield from who_is_there()
+        if there is None:
+            return chosen, swaps
+        copies = perturbed(local, there.lots, noise, keys.key(seed, len(local), "swaps"), 1)
+        shared, each, to = {"model": model}, {"copies": copies}, there.ids
     while swaps < 2 * len(chosen) and len(local) > len(chosen):
-        got = yield Ask(
-            swapped,
-            {"model": model, "theta": local, "chosen": chosen},
-            {"loss": Sum()},
-            scratch=len(local) * (1 + len(chosen)),
-        )
+        scratch = len(local) * (1 + len(chosen))
+        got = yield Ask(swapped, {**shared, "chosen": chosen}, {"loss": Sum()}, each=each, to=to, scratch=scratch)
         if got is None or got.n == 0:
             break
         loss = worst_if_nan(got["loss"])  # [K, A]
-        now = float(loss[0, chosen[0]])
-        k, a = divmod(int(loss.argmin()), len(local))
-        if not float(loss[k, a]) < 0.99 * now:
+        k, a = divmod(_first_smallest(loss), len(local))
+        if not float(loss[k, a]) < 0.99 * float(loss[0, chosen[0]]):
             break
         chosen = chosen.clone()
         chosen[k] = a
@@ -176,16 +218,17 @@ def _improved(model: Dense, local: Tensor, chosen: Tensor) -> Run:
     return chosen, swaps
 
 
-def _centres(local: Tensor, chosen: Tensor, delta: float) -> Tensor:
-    """Mean of the anchors near each representative: within half the distance to the next one.  [K, P]"""
+def _centres(local: Tensor, chosen: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """Mean of the anchors near each representative: within half the distance to the next one.  [K, P], how many [K]"""
     centres = local[chosen]
-    if len(chosen) == 1:
-        return local.median(0).values[None]
+    if len(chosen) == 1:  # a median, whose numbers are anchors' own
+        return local.median(0).values[None], torch.ones(1, dtype=torch.int64)
     between = torch.cdist(centres, centres) + torch.diag(torch.full((len(chosen),), math.inf, dtype=local.dtype))
     near, nearest = torch.cdist(local, centres).min(1)  # [A]
     near[chosen], nearest[chosen] = 0.0, torch.arange(len(chosen))  # however near to another, it stands for its own
     reach = between.min() / 2 if not delta else torch.tensor(delta / 2)
-    return torch.stack([local[(nearest == k) & ((near <= reach) | (near == 0))].mean(0) for k in range(len(chosen))])
+    own = [(nearest == k) & ((near <= reach) | (near == 0)) for k in range(len(chosen))]
+    return torch.stack([local[members].mean(0) for members in own]), torch.stack(own).sum(1)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
@@ -197,12 +240,13 @@ def introduce(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
 
 def swapped(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Total loss of a client if each anchor took the place of each representative.  -> [S, C, K, A]"""
-    model, theta, chosen = shared["model"], shared["theta"], shared["chosen"]  # [S, A, P], [S, K]
-    loss = client_losses(model, outputs(model, theta, data), data)  # [S, A, C]
+    chosen, theta = shared["chosen"], each["copies"][:, :, 0] if "copies" in each else shared["theta"]
+    loss = residuals(features(shared["model"], data), data, theta).square_().sum(1)  # [C, S, A]
+    loss = worst_if_nan(loss.permute(1, 2, 0))  # [S, A, C]
     own = torch.take_along_dim(loss, chosen[..., None], 1)  # [S, K, C]
     out = []
     for k in range(chosen.shape[1]):
         others = torch.cat([own[:, :k], own[:, k + 1 :]], 1)
         left = others.min(1, keepdim=True).values if others.shape[1] else torch.full_like(own[:, :1], math.inf)
-        out.append(torch.minimum(loss, left) * data.n)  # [S, A, C]
+        out.append(torch.minimum(loss, left))  # [S, A, C]
     return {"loss": torch.stack(out, 1).permute(0, 3, 1, 2).to(torch.float64)}, {}

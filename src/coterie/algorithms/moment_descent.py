@@ -3,14 +3,13 @@
 
 Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", NeurIPS 2022, Phases 1 and 2.
 
-Departures: rows are used again in every iteration and anchors help to find subspaces, as in the paper's experiments; all
-pairs of a client's rows are used, not two of them; an anchor steps by its own curvature along the direction, where the paper
-takes constants that nobody knows; anchors that serve clients badly give way to others, and where many clients stay badly
-served, further anchors are drawn among them (`anchors.py`). Phase 2 is IFCA's round, with Lemma 1's average over everyone as
-an option.
+Departures: rows are used again in every iteration and anchors help to find subspaces, as in the paper's experiments, unless
+`resample` says otherwise; all pairs of a client's rows are used, not two of them (`moments.py`); an anchor steps by its own
+curvature along the direction, where the paper takes constants that nobody knows; anchors that serve clients badly give way
+to others, and where many clients stay badly served, further anchors are drawn among them (`anchors.py`). Phase 2 is IFCA's
+round, with Lemma 1's average over everyone as an option.
 """
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,18 +19,18 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms import ifca
-from coterie.algorithms.anchors import Anchors, badly_served, first_anchors, group_anchors
+from coterie.algorithms.anchors import Anchors, Grouping, badly_served, first_anchors, group_anchors
+from coterie.algorithms.copies import There, fresh, perturbed, who_is_there
+from coterie.algorithms.moments import Estimator, descend, multiply_moments
 from coterie.algorithms.starts import Start
 from coterie.algorithms.subspace import Subspaces, orthogonal_iteration, range_finder
 from coterie.local import Training
-from coterie.local.row_space import features
 from coterie.models import Dense
-from coterie.protocol import Ask, Block, Replies, RowProduct, Save, Stack, Sum, Tensors
+from coterie.protocol import Ask, Replies, Save, Stack, Sum
 
-__all__ = ["Descent", "State", "descend", "mixed_regression", "moment_descent", "multiply_moments"]
+__all__ = ["Descent", "State", "mixed_regression", "moment_descent"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
-Estimator = Literal["pairs", "halves", "two"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,13 @@ class Descent:
     max_clusters : int
         Rank of the subspaces when the number of clusters is not given.
     noise : float
-        Remark 2: every client is sent two copies of each anchor's model, independently perturbed by normal noise with this
-        standard deviation. The server then prepares C x A x 2 models, and everybody is asked, whatever the policy.
+        Remark 2: standard deviation of normal noise. Every client that takes part is sent two copies of each anchor's model
+        in an iteration, and one when anchors are grouped, perturbed independently; the server prepares C x A x 2 of them.
+        Nobody is sent another client's model as it is.
+    resample : int
+        Line 7: in every iteration, subspaces come from another one of so many parts of the clients, without the anchors, and
+        anchors step by another part of their own rows; T in the paper. When all were used, parts are drawn again. 0: all
+        clients and rows in every iteration, as in the paper's experiments.
     """
 
     iterations: int = 5
@@ -79,6 +83,7 @@ class Descent:
     eps: float = 0.05
     max_clusters: int = 6
     noise: float = 0.0
+    resample: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,8 @@ def mixed_regression(
     n_clusters : int or None
         K; None estimates it.
     rounds, step_size, training, clustering
-        Of Phase 2, as for `ifca`; FedProx in closed form is `Training(exact=True, proximal=1 / eta)`.
+        Of Phase 2, as for `ifca`; FedProx in closed form is `Training(exact=True, proximal=2 / eta)` with the
+        paper's eta, whose loss is half of the mean squared error.
     descent : Descent
         Phase 1.
     start : Tensor, optional
@@ -169,7 +175,7 @@ def moment_descent(
 ) -> Run:
     """Run Phase 1: lead a few anchors from one model to their clusters' models, and make K models of theirs."""
     rank = min(n_clusters or descent.max_clusters, model.n_parameters)
-    how = descent.anchors
+    how, grouping = descent.anchors, Grouping(descent.delta, descent.anchors.swaps, descent.max_clusters, descent.noise)
     origin = torch.zeros(model.n_parameters, dtype=model.dtype) if start is None else start.to(model.dtype)
     if state is None:
         anchors = yield from first_anchors(how, n_clusters or descent.max_clusters, seed)
@@ -182,7 +188,7 @@ def moment_descent(
         while state.descents < last:
             state, info = yield from _iteration(state, model, descent, seed)
             yield Save(state, info)
-        theta, events = yield from group_anchors(model, state.local, n_clusters, descent.delta)
+        theta, events = yield from group_anchors(model, state.local, n_clusters, grouping, seed)
         if state.arrived or not how.further:
             break
         more = yield from badly_served(model, theta, state.anchors, how, n_clusters or descent.max_clusters, seed)
@@ -211,19 +217,22 @@ def _with_anchors(state: State, anchors: Tensor, origin: Tensor) -> State:
 
 
 def _iteration(state: State, model: Dense, how: Descent, seed: int) -> Run:
-    """Steps 8 to 15 for the anchors on their way: subspaces from everybody, then a step by each anchor.  -> state, info"""
+    """Steps 7 to 15 for the anchors on their way: subspaces from everybody, then a step by each anchor.  -> state, info"""
     moving = slice(state.arrived, None)
     local, anchors = state.local[moving], state.anchors[moving]
-    found = yield from _subspaces(local, state.basis[moving], model, how, seed, state.descents)
-    state = replace(state, descents=state.descents + 1)
+    found = yield from _subspaces(state, model, how, seed)
+    t = state.descents
+    state = replace(state, descents=t + 1)
     if found is None:
         return state, {"events": ["nobody answered"]}
     order = anchors.argsort()  # asks name clients in ascending order
+    cycle, part = divmod(t, max(how.resample, 1))
     got = yield Ask(
         descend,
         {"model": model, "estimator": how.estimator, "curvature": how.step == "curvature",
          "step_size": torch.tensor(how.step_size, dtype=model.dtype),
-         "least": torch.tensor(how.eps * how.delta, dtype=model.dtype)},
+         "least": torch.tensor(how.eps * how.delta, dtype=model.dtype),
+         "resample": how.resample, "part": torch.tensor(part), "shuffle": keys.key(seed, cycle, "resample")},
         {"theta": Stack(), "moved": Stack()},
         each={"theta": local[order], "basis": found.basis[order]},
         to=anchors[order],
@@ -242,8 +251,9 @@ def _iteration(state: State, model: Dense, how: Descent, seed: int) -> Run:
     return state, {"movement": [float(m) for m in moved], "spectrum": [float(v) for v in spectrum], "events": []}
 
 
-def _subspaces(local: Tensor, before: Tensor, model: Dense, how: Descent, seed: int, t: int) -> Run:
-    """Step 9: the subspaces of all anchors, in the same exchanges.  -> Subspaces, or None if nobody answered"""
+def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
+    """Step 9: the subspaces of all anchors on their way, in the same exchanges.  -> Subspaces, or None if nobody answered"""
+    t, local, before = state.descents, state.local[state.arrived :], state.basis[state.arrived :]
     together = bool((local == local[0]).all())  # at theta_0 all anchors have one subspace
     points, rank = local[:1] if together else local, before.shape[-1]
     draw = keys.generator(seed, t, "subspace")
@@ -251,175 +261,40 @@ def _subspaces(local: Tensor, before: Tensor, model: Dense, how: Descent, seed: 
     start = torch.randn(len(points), model.n_parameters, rank + extra, generator=draw, dtype=model.dtype)
     if bool(before.any()):
         start[..., :rank] = before[: len(points)]  # anchors have moved a little only
+    there: There | None = None
+    if how.noise or how.resample:
+        there = yield from who_is_there()
+        there = fresh(there, state.anchors, seed, t, how.resample) if there and how.resample else there
+        if there is None:
+            return None
+    copies = perturbed(points, there.lots, how.noise, keys.key(seed, t, "copies")) if there and how.noise else None
 
     def multiply(q: Tensor, transposed: bool) -> Generator[Ask | Save, Replies | None, Tensor | None]:
-        return _multiply(q, transposed, points, model, how, keys.key(seed, t, "copies"))
+        shared = {"model": model, "q": q, "estimator": how.estimator, "transposed": transposed}
+        return _multiply(shared, points, copies, None if there is None else there.ids)
 
-    if how.subspace == "orthogonal":
-        found: Subspaces | None = yield from orthogonal_iteration(multiply, start, rank, how.exchanges)
-    else:
-        found = yield from range_finder(multiply, start, rank, how.exchanges)
+    find = orthogonal_iteration if how.subspace == "orthogonal" else range_finder
+    found: Subspaces | None = yield from find(multiply, start, rank, how.exchanges)
     if found is None or not together:
         return found
     return Subspaces(found.basis.expand(len(local), -1, -1), found.values.expand(len(local), -1))
 
 
 def _multiply(
-    q: Tensor, transposed: bool, points: Tensor, model: Dense, how: Descent, key: Tensor
+    shared: dict[str, Any], points: Tensor, copies: Tensor | None, to: Tensor | None
 ) -> Generator[Ask | Save, Replies | None, Tensor | None]:
-    """Ask everybody for their share of Y Q, or Y^T Q, at each of the points.  q [A, P, L] -> [A, P, L]"""
-    shared = {"model": model, "q": q, "estimator": how.estimator, "transposed": transposed}
-    fold = {"product": Sum(), "weight": Sum()}
-    scratch = len(q) * (3 * q.shape[-1] + 2)
-    if not how.noise:
-        got = yield Ask(multiply_moments, {**shared, "theta": points}, fold, scratch=scratch)
-    else:
-        there = yield Ask(answer_to, {}, {"lot": Stack()})
-        if there is None or there.n == 0:
-            return None
-        copies = _perturbed(points, there["lot"], how.noise, key)
-        got = yield Ask(multiply_moments, shared, fold, each={"copies": copies}, to=there.ids, scratch=scratch)
+    """Ask for clients' share of Y Q, or Y^T Q, at each of the points; with copies, at theirs.  q [A, P, L] -> [A, P, L]"""
+    q = shared["q"]
+    got = yield Ask(
+        multiply_moments,
+        shared | ({"theta": points} if copies is None else {}),
+        {"product": Sum(), "weight": Sum()},
+        each={} if copies is None else {"copies": copies},
+        to=to,
+        scratch=len(q) * (3 * q.shape[-1] + 2),
+    )
     if got is None or got.n == 0:
         return None
     product = got["product"].view(q.shape[1], *q.shape[::2]).transpose(0, 1)  # [P, A L] -> [A, P, L]
     out: Tensor = product / got["weight"].clamp(min=1.0).to(product.dtype)
     return out
-
-
-def _perturbed(points: Tensor, lots: Tensor, noise: float, key: Tensor) -> Tensor:
-    """Two copies of every point for every client, with noise of their own.  [C, 2, A, P]
-
-    The noise is the same in every exchange of an iteration, since averaging would undo it, and depends on the client's lot
-    and on a key that clients do not know.
-    """
-    size = 2 * points.numel()
-    u = keys.uniform(keys.key(key, lots), 2 * size).view(len(lots), 2, size)
-    normal = (-2 * (1 - u[:, 0]).log()).sqrt() * (2 * math.pi * u[:, 1]).cos()  # Box and Muller
-    return points + noise * normal.view(len(lots), 2, *points.shape).to(points.dtype)
-
-
-# -- on the client ----------------------------------------------------------------------------------------------------
-def answer_to(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Say that the client is there, and its lot."""
-    return {"lot": keys.key("lot", data.keys)[None]}, {}
-
-
-def multiply_moments(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Any, Tensors]:
-    """A client's share of Y Q: its estimate of E[e] E[e]^T at every point, times Q, weighted by its rows.
-
-    With e_j = r_j x_j for residuals r, the product is x^T g where g_j = r_j sum_l w_jl r_l (x_l^T Q): nothing larger than
-    N x K is formed for a point.
-    """
-    q = shared["q"]  # [S, A, P, L]
-    x = features(shared["model"], data)  # [C, N, P]
-    runs, points, size, columns = q.shape
-    z = (x.flatten(0, 1) @ q.permute(2, 0, 1, 3).reshape(size, -1)).view(*x.shape[:2], runs, points, columns)
-    if "copies" in each:
-        left, right = (_residuals(x, data, each["copies"][:, :, i]) for i in (0, 1))
-    else:
-        left = right = _residuals(x, data, shared["theta"])  # [C, N, S, A]
-    if shared["transposed"]:
-        left, right = right, left
-    z.mul_(right[..., None])  # r_l x_l^T Q
-    g, weight = _paired(z, shared["estimator"], shared["transposed"], data)
-    g.mul_(left[..., None])
-    reply = {
-        "product": RowProduct(x, g.permute(2, 0, 1, 3, 4).flatten(3)),  # [S, C, N, A L]
-        "weight": weight.to(torch.float64)[None],
-    }
-    return reply, {}
-
-
-def _residuals(x: Tensor, data: Block, theta: Tensor) -> Tensor:
-    """y - <x, theta> under common models [S, A, P], or every client's own [S, C, A, P]; zero on padding.  [C, N, S, A]"""
-    if theta.dim() == 3:
-        fitted = (x.flatten(0, 1) @ theta.flatten(0, 1).T).view(*x.shape[:2], *theta.shape[:2])
-    else:
-        fitted = torch.einsum("cnp,scap->cnsa", x, theta)
-    return (data.target[..., None, None] - fitted).mul_(data.real[..., None, None])
-
-
-def _paired(z: Tensor, estimator: Estimator, transposed: bool, data: Block) -> tuple[Tensor, Tensor]:
-    """What every row is multiplied with: n sum_l w_jl z_l, and the client's weight n.  z [C, N, ...] -> [C, N, ...], [C]"""
-    n = data.n.to(z.dtype)
-    enough = (data.n > 1).to(z.dtype)
-    lead = (-1, 1) + (1,) * (z.dim() - 2)
-    if estimator == "pairs":  # w_jl = 1 / n(n-1) off the diagonal
-        return (z.sum(1, keepdim=True) - z).mul_((enough / (n - 1).clamp(min=1)).view(lead)), n * enough
-    first, second = _parts(estimator, data)
-    if transposed:
-        first, second = second, first
-    other = torch.einsum("cn,cn...->c...", second.to(z.dtype), z)[:, None]
-    pairs = (first.sum(1) * second.sum(1)).clamp(min=1).to(z.dtype)
-    weight = enough if estimator == "two" else n * enough
-    rows = (first.to(z.dtype) * (weight / pairs)[:, None]).view(*first.shape, *lead[2:])
-    return rows * other, weight
-
-
-def _parts(estimator: Estimator, data: Block) -> tuple[Tensor, Tensor]:
-    """The rows that are paired with each other: first and second half, or first and second row.  [C, N] each"""
-    row = torch.arange(data.x.shape[1])
-    size = torch.ones_like(data.n) if estimator == "two" else data.n // 2
-    first = row < size[:, None]
-    second = (row >= size[:, None]) & (row < (2 if estimator == "two" else data.n[:, None]))
-    return first & data.real, second & data.real
-
-
-def descend(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Steps 11 to 15 on an anchor: the leading direction of its own e in the subspace, and a step along it."""
-    x = features(shared["model"], data)
-    theta, basis = each["theta"], each["basis"]  # [S, C, P], [S, C, P, K]
-    r = (data.target - torch.einsum("cnp,scp->scn", x, theta)) * data.real
-    e = r[..., None] * torch.einsum("cnp,scpk->scnk", x, basis)  # [S, C, N, K]
-    b, s = _leading(_second_moment(e, shared["estimator"], data))
-    towards = torch.einsum("scnk,sck->sc", e, b)
-    b = torch.where((towards < 0)[..., None], -b, b)  # the sign of <b, mean e>
-    direction = torch.einsum("scpk,sck->scp", basis, b)
-    length = s * shared["step_size"][:, None]
-    if shared["curvature"]:
-        along = torch.einsum("cnp,scp->scn", x, direction).square_()
-        length = length / torch.einsum("scn,cn->sc", along, data.weights).clamp(min=1e-12)
-    moved = torch.where((s > shared["least"][:, None]) & (data.n > 1), length, 0.0)
-    return {"theta": theta + moved[..., None] * direction, "moved": moved}, {}
-
-
-def _second_moment(e: Tensor, estimator: Estimator, data: Block) -> Tensor:
-    """The estimate of E[e] E[e]^T in K dimensions, made symmetric.  e [S, C, N, K] -> [S, C, K, K]"""
-    n = data.n.to(e.dtype)[:, None, None]
-    if estimator == "pairs":
-        total = e.sum(2)
-        return (total[..., None] * total[..., None, :] - e.transpose(2, 3) @ e) / (n * (n - 1)).clamp(min=1)
-    if estimator == "two":  # eq. (2): rows 1 and 2, 3 and 4, ...
-        half = e.shape[2] // 2
-        real = data.real[:, 1 : 2 * half : 2, None].to(e.dtype)
-        a = (e[:, :, 0 : 2 * half : 2] * real).transpose(2, 3) @ e[:, :, 1 : 2 * half : 2]
-        a = a / (data.n // 2).clamp(min=1).to(e.dtype)[:, None, None]
-    else:
-        one, two = (
-            torch.einsum("scnk,cn->sck", e, part.to(e.dtype) / part.sum(1, keepdim=True).clamp(min=1))
-            for part in _parts(estimator, data)
-        )
-        a = one[..., None] * two[..., None, :]
-    return (a + a.transpose(2, 3)) / 2
-
-
-_SQUARINGS = 12  # M, M^2, M^4, ...: as many as 4,096 steps of power iteration
-
-
-def _leading(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Power iteration for the largest eigenvalue of a symmetric estimate of m m^T.  [..., K, K] -> [..., K], s [...]
-
-    The estimate may have negative eigenvalues, which are noise: it is shifted so that the largest one also has the largest
-    absolute value.
-    """
-    eye = torch.eye(a.shape[-1], dtype=a.dtype)
-    size = torch.linalg.matrix_norm(a)[..., None, None].clamp(min=1e-300)
-    power = a / size + eye  # eigenvalues within [0, 2]
-    for _ in range(_SQUARINGS):
-        power = power @ power
-        power = power / torch.linalg.matrix_norm(power)[..., None, None].clamp(min=1e-300)
-    column = power.norm(dim=-2).argmax(-1)
-    b = torch.take_along_dim(power, column[..., None, None], -1).squeeze(-1)
-    b = b / b.norm(dim=-1, keepdim=True).clamp(min=1e-300)
-    value = torch.einsum("...k,...kl,...l->...", b, a, b)
-    return b, value.clamp(min=0).sqrt()

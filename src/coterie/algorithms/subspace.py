@@ -28,7 +28,7 @@ class Subspaces:
     Attributes
     ----------
     basis : Tensor
-        [A, D, K] orthonormal, the leading direction first.
+        [A, D, K] orthonormal; of the range finder, the leading direction first.
     values : Tensor
         [A, L] singular values, descending; as many as columns were multiplied.
     """
@@ -38,20 +38,28 @@ class Subspaces:
 
 
 def orthogonal_iteration(multiply: Multiply, start: Tensor, rank: int, iterations: int) -> Run:
-    """Algorithm 3: multiply by Y^T and Y in turn and orthonormalise in between.  -> Subspaces, or None if nobody answered
+    """Algorithm 3: Y^T, then Y, then orthonormalise, and again.  -> Subspaces, or None if nobody answered
 
     Parameters
     ----------
     multiply : callable
         (Q [A, D, L], transposed) -> a generator that asks clients and returns Y Q, or Y^T Q.  [A, D, L]
     start : Tensor
-        [A, D, L] with L = `rank` columns.
+        [A, D, L]; the first `rank` columns are used.
     rank : int
         K.
     iterations : int
-        T_1, of two exchanges each.
+        Of two exchanges each: the paper's T, halved.
     """
-    return (yield from _alternate(multiply, start[..., :rank], rank, 2 * iterations))
+    q: Any = torch.linalg.qr(start[..., :rank]).Q
+    r = torch.zeros(len(q), rank, rank, dtype=q.dtype)
+    for _ in range(iterations):
+        for transposed in (True, False):  # lines 5 and 8
+            q = yield from _finite(multiply, q, transposed)
+            if q is None:
+                return None
+        q, r = torch.linalg.qr(q)  # line 9: Y Y^T Q = Q R
+    return Subspaces(q, torch.linalg.svdvals(r).sqrt())  # those of Y Y^T are squares
 
 
 def range_finder(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -> Run:
@@ -59,20 +67,22 @@ def range_finder(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -
 
     With two exchanges it is Q = qr(Y start) and the singular vectors of Q^T Y; each further one is a power step.
     """
-    return (yield from _alternate(multiply, start, rank, exchanges))
-
-
-def _alternate(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -> Run:
-    """Alternate Y and Y^T, Y^T last: of Y's left singular vectors, Q U are best where Q = qr(Y ...) and Q^T Y = U S V^T."""
     q = torch.linalg.qr(start).Q
     product: Tensor | None = None
-    for remaining in range(exchanges, 0, -1):
-        product = yield from multiply(q, remaining % 2 == 1)
+    for remaining in range(exchanges, 0, -1):  # Y and Y^T in turn, Y^T last
+        product = yield from _finite(multiply, q, remaining % 2 == 1)
         if product is None:
             return None
-        product = torch.where(product.isfinite().all(2).all(1)[:, None, None], product, 0.0)  # who diverged, alone
         if remaining > 1:
             q = torch.linalg.qr(product).Q
     assert product is not None
-    _, values, inner = torch.linalg.svd(product, full_matrices=False)  # product = Y^T q = V S U^T
+    _, values, inner = torch.linalg.svd(product, full_matrices=False)  # product = Y^T q = V S U^T: of Y, q U are best
     return Subspaces((q @ inner.transpose(1, 2))[..., :rank], values)
+
+
+def _finite(multiply: Multiply, q: Tensor, transposed: bool) -> Run:
+    """Multiply; what diverged is zero, alone.  -> [A, D, L], or None if nobody answered"""
+    product: Tensor | None = yield from multiply(q, transposed)
+    if product is None:
+        return None
+    return torch.where(product.isfinite().all(2).all(1)[:, None, None], product, 0.0)

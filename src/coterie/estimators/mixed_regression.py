@@ -20,20 +20,27 @@ class MixedRegression(Federated):
     Parameters
     ----------
     n_clusters : int, optional
-        Number of groups; None estimates it, at most `max_clusters`.
+        Number of groups; None estimates it.
     degree : int
         Of the polynomial feature map; 1 is none.
     iterations, estimator, subspace, exchanges, oversampling, step, descent_step_size :
         Of Phase 1: see `coterie.algorithms.moment_descent.Descent`.
+    max_clusters : int, optional
+        The most groups that are tried where their number is estimated; 24 by default, and not more than a fifth of the
+        clients, or 6.
     anchors, min_rows : int, optional
         How many anchors, and rows that they should have; 10 for each group by default.
     further : bool
         Whether more anchors are drawn among clients that are badly served, if there are many.
+    swaps : bool
+        Whether groups whose model serves clients worse than another anchor's would give way to it.
     delta, eps : float
         Least distance between two models, of standardised features and targets, if it is known; an anchor stops where it
         would move by less than `eps` delta.
     noise : float
         Standard deviation of what is added to the anchors' models before clients see them (Remark 2).
+    descent_resample : int
+        Parts of the clients, and of the anchors' rows, that iterations of Phase 1 take in turn; 0 takes all in each.
     start : Tensor, optional
         [P] where all anchors begin; zero by default.
     rounds, local_steps, step_size, average_over, ... :
@@ -75,10 +82,12 @@ class MixedRegression(Federated):
         anchors: int | None = None,
         min_rows: int | None = None,
         further: bool = True,
+        swaps: bool = True,
         delta: float = 0.0,
         eps: float = 0.05,
-        max_clusters: int = 6,
+        max_clusters: int | None = None,
         noise: float = 0.0,
+        descent_resample: int = 0,
         start: Tensor | None = None,
         rounds: int = 100,
         step_size: float | None = None,
@@ -97,6 +106,7 @@ class MixedRegression(Federated):
         soft: bool = False,
         temperature: float | None = None,
         patience: int = 5,
+        resample: int = 0,
         tol: float = 0.0,
         standardise: bool = True,
         baselines: bool = False,
@@ -116,10 +126,12 @@ class MixedRegression(Federated):
         self.anchors = anchors
         self.min_rows = min_rows
         self.further = further
+        self.swaps = swaps
         self.delta = delta
         self.eps = eps
         self.max_clusters = max_clusters
         self.noise = noise
+        self.descent_resample = descent_resample
         self.start = start
         self.rounds = rounds
         self.step_size = step_size
@@ -138,6 +150,7 @@ class MixedRegression(Federated):
         self.soft = soft
         self.temperature = temperature
         self.patience = patience
+        self.resample = resample
         self.tol = tol
         self.standardise = standardise
         self.baselines = baselines

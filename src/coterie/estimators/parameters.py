@@ -33,7 +33,8 @@ _PLACES |= {
     "random_state": ("", "seed"),
     "baselines": ("", "baselines"),
     "standardise": ("data", "standardise"),
-    "descent_step_size": ("moments", "step_size"),  # `step_size` is that of training
+    "descent_step_size": ("moments", "step_size"),  # `step_size` is that of training, `resample` that of clusters
+    "descent_resample": ("moments", "resample"),
 }
 _MIXTURE = _PLACES | {name: ("mixture", name) for name in MixtureOptions.model_fields}  # it has rounds of its own
 

@@ -13,9 +13,6 @@ from rich.table import Table
 from coterie.errors import ConfigError
 from coterie.studies import ifca_rotated as rotated
 from coterie.studies import ifca_synthetic as synthetic
-from coterie.studies import mixed_methods as mixed
-from coterie.studies import mixed_regression as regression
-from coterie.studies import mixed_scaling as scaling
 from coterie.studies import rotated_tasks as tasks
 from coterie.studies.common import console, named, numbers, progress, show
 from coterie.studies.ledger import VARIABLE
@@ -39,9 +36,6 @@ Methods = Annotated[str | None, typer.Option(help="Comma-separated, of ifca, glo
 Init = Annotated[str | None, typer.Option(help="Starts of IFCA, comma-separated: spread, random, balanced.")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Test every so many rounds, not only after the last.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes; as many as there are repetitions or cores by default.")]
-MixedMethods = Annotated[
-    str | None, typer.Option("--methods", help=f"Comma-separated, of {', '.join(mixed.METHODS)}; all by default.")
-]
 Checkpoint = Annotated[
     Path | None, typer.Option(envvar=VARIABLE, help="Folder for checkpoints: run again to go on from there.")
 ]
@@ -178,87 +172,6 @@ def ifca_rotated_cifar(
     given |= {"evaluate_every": evaluate_every, "seeds": seeds, "kernel": kernel}
     settings = _rotated(tasks.CIFAR_QUICK if quick else tasks.CIFAR_PAPER, given, methods, init, seed)
     _run_rotated(tasks.CIFAR, [settings], checkpoint, as_json)
-
-
-@app.command(regression.NAME)
-def mixed_regression(
-    setting: Annotated[
-        str, typer.Option(help="c1 (equal clients), c2 (unequal clients) or c3 (unequal clusters too) of appendix C.")
-    ] = "c1",
-    features: Annotated[str | None, typer.Option(help="Law of features: normal, rademacher, uniform, laplace.")] = None,
-    covariance: Annotated[str | None, typer.Option(help="Of features: the same in all clusters, or differs.")] = None,
-    methods: MixedMethods = None,
-    rounds: Rounds = None,
-    local_steps: Annotated[
-        str | None, typer.Option(help="Local steps of FedAvg in Phase 2, comma-separated: one run of ours for each.")
-    ] = None,
-    step_size: StepSize = None,
-    eta: Annotated[float | None, typer.Option(help="Step size of FedProx.")] = None,
-    average_over: Annotated[
-        str | None, typer.Option(help="What models are averaged over in Phase 2: cluster, or everyone (Lemma 1).")
-    ] = None,
-    estimator: Annotated[str | None, typer.Option(help="Of Phase 1: pairs, halves, or two (the paper's text).")] = None,
-    anchors: Annotated[int | None, typer.Option(help="Anchors of Phase 1.")] = None,
-    noise_on_anchors: Annotated[
-        float | None, typer.Option(help="Standard deviation of noise on what clients see of the anchors (Remark 2).")
-    ] = None,
-    curves: Annotated[
-        bool,
-        typer.Option("--curves", help="Add the error by round, also for 1 and 10 local steps, to the JSON document."),
-    ] = False,
-    jobs: Jobs = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """Moment descent on planted linear models, against IFCA, one-shot clustering, one model for all and the oracle."""
-    base = regression.settings(setting, quick=quick)
-    steps = numbers("--local-steps", local_steps, int) or (regression.LEFT_PANELS if curves else None)
-    how: dict[str, Any] = {
-        "methods": named("--methods", methods, mixed.METHODS),
-        "rounds": rounds,
-        "local_steps": steps,
-    }
-    how |= {
-        "step_size": step_size,
-        "eta": eta,
-        "average_over": average_over,
-        "estimator": estimator,
-        "anchors": anchors,
-    }
-    how |= {"noise_on_anchors": noise_on_anchors, "curves": curves}
-    problem = replace(base.problem, **stated({"features": features, "covariance": covariance}))
-    settings = replace(
-        base,
-        problem=problem,
-        how=replace(base.how, **stated(how)),
-        seed=seed,
-        **stated({"seeds": seeds, "jobs": jobs}),
-    )
-    with progress() as tell:
-        outcome = regression.run(settings, tell)
-    show(outcome, regression.COLUMNS, caption=regression.CAPTION, as_json=as_json)
-
-
-@app.command(scaling.NAME)
-def mixed_regression_scaling(
-    factors: Annotated[
-        str | None, typer.Option(help=f"Comma-separated, of {', '.join(scaling.FACTORS)}; all by default.")
-    ] = None,
-    methods: MixedMethods = None,
-    jobs: Jobs = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """The same against the numbers of clients, rows, features and clusters, noise, covariance, law and private anchors."""
-    base = scaling.settings(named("--factors", factors, tuple(scaling.FACTORS)), quick=quick)
-    given = {"methods": named("--methods", methods, mixed.METHODS), "seeds": seeds, "jobs": jobs}
-    with progress() as tell:
-        outcome = scaling.run(replace(base, seed=seed, **stated(given)), tell)
-    show(outcome, scaling.COLUMNS, caption=scaling.CAPTION, as_json=as_json)
 
 
 def _rotated(base: Settings, given: dict[str, Any], methods: str | None, init: str | None, seed: int) -> Settings:

@@ -16,7 +16,7 @@ from typing import Any
 
 from coterie.data.synthetic import Covariance, Law
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
-from coterie.studies.mixed_methods import FEDAVG, FEDPROX, ORACLE, Methods, compare
+from coterie.studies.mixed_methods import FEDAVG, FEDPROX, ORACLE, ORACLE_FEDPROX, Methods, compare
 from coterie.studies.mixed_problem import Problem
 from coterie.studies.mixed_regression import of_rows
 from coterie.studies.parallel import side_by_side
@@ -32,7 +32,7 @@ CAPTION = (
 )
 _ROUNDS, _LEAST_ROUNDS = 20, 200  # for every unit of D K / n, and altogether
 _LARGE = (10, 50)  # clients with many rows: how many for each cluster, and their rows
-_STEP, _STEP_BY_ROWS, _ETA_BY_STEP = 0.045, 0.45, 4.4
+_STEP, _STEP_BY_ROWS, _ETA_BY_STEP = 0.045, 0.45, 8.8
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Settings:
 
     factors: Mapping[str, Sequence[Any]] = field(default_factory=lambda: dict(FACTORS))
     base: Point = Point()
-    methods: tuple[str, ...] = (FEDAVG, FEDPROX, "ifca-random", "ifca-spread", "one-shot", ORACLE)
+    methods: tuple[str, ...] = (FEDAVG, FEDPROX, "ifca-random", "ifca-spread", "one-shot", ORACLE, ORACLE_FEDPROX)
     seed: int = 0
     seeds: int = 5
     jobs: int | None = None

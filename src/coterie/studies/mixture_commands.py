@@ -11,8 +11,9 @@ from coterie.studies import fedgrem_adversarial as adversarial
 from coterie.studies import fedgrem_real as real
 from coterie.studies import fedgrem_simulation as simulation
 from coterie.studies import mixture_tasks as tasks
-from coterie.studies.commands import Json, Quick, Rounds, Seed, Seeds, app, stated
+from coterie.studies.commands import Json, Quick, Rounds, Seed, Seeds, stated
 from coterie.studies.common import named, numbers, progress, show
+from coterie.studies.mixed_commands import app
 from coterie.studies.mixture_common import METHODS
 
 __all__ = ["app"]

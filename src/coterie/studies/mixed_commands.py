@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie study mixed-regression...`: the studies of moment descent on the command line."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from coterie.studies import mixed_ablation as ablation
+from coterie.studies import mixed_methods as mixed
+from coterie.studies import mixed_regression as regression
+from coterie.studies import mixed_scaling as scaling
+from coterie.studies.commands import Jobs, Json, Quick, Rounds, Seed, Seeds, StepSize, app, stated
+from coterie.studies.common import named, numbers, progress, show
+
+__all__ = ["app"]
+
+Methods = Annotated[
+    str | None, typer.Option("--methods", help=f"Comma-separated, of {', '.join(mixed.METHODS)}; all by default.")
+]
+
+
+@app.command(regression.NAME)
+def mixed_regression(
+    setting: Annotated[
+        str, typer.Option(help="c1 (equal clients), c2 (unequal clients) or c3 (unequal clusters too) of appendix C.")
+    ] = "c1",
+    preset: Annotated[
+        str,
+        typer.Option(help=f"Phases as here (default), or as in the paper's experiments ({mixed.PAPER})."),
+    ] = "default",
+    features: Annotated[str | None, typer.Option(help="Law of features: normal, rademacher, uniform, laplace.")] = None,
+    covariance: Annotated[str | None, typer.Option(help="Of features: the same in all clusters, or differs.")] = None,
+    methods: Methods = None,
+    rounds: Rounds = None,
+    local_steps: Annotated[
+        str | None, typer.Option(help="Local steps of FedAvg in Phase 2, comma-separated: one run of ours for each.")
+    ] = None,
+    step_size: StepSize = None,
+    eta: Annotated[float | None, typer.Option(help="eta of FedProx, under the paper's loss.")] = None,
+    average_over: Annotated[
+        str | None, typer.Option(help="What models are averaged over in Phase 2: cluster, or everyone (Lemma 1).")
+    ] = None,
+    estimator: Annotated[str | None, typer.Option(help="Of Phase 1: pairs, halves, or two (the paper's text).")] = None,
+    anchors: Annotated[int | None, typer.Option(help="Anchors of Phase 1.")] = None,
+    noise_on_anchors: Annotated[
+        float | None, typer.Option(help="Standard deviation of noise on what clients see of the anchors (Remark 2).")
+    ] = None,
+    curves: Annotated[
+        bool,
+        typer.Option("--curves", help="Add the error by round, also for 1 and 10 local steps, to the JSON document."),
+    ] = False,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Moment descent on planted linear models, against IFCA, one-shot clustering, one model for all and the oracle."""
+    base = regression.settings(setting, preset, quick=quick)
+    steps = numbers("--local-steps", local_steps, int) or (regression.LEFT_PANELS if curves else None)
+    how: dict[str, Any] = {
+        "methods": named("--methods", methods, mixed.METHODS),
+        "rounds": rounds,
+        "local_steps": steps,
+    }
+    how |= {"step_size": step_size, "eta": eta, "average_over": average_over, "estimator": estimator}
+    how |= {"anchors": anchors, "noise_on_anchors": noise_on_anchors, "curves": curves}
+    problem = replace(base.problem, **stated({"features": features, "covariance": covariance}))
+    given = stated({"seeds": seeds, "jobs": jobs})
+    settings = replace(base, problem=problem, how=replace(base.how, **stated(how)), seed=seed, **given)
+    with progress() as tell:
+        outcome = regression.run(settings, tell)
+    show(outcome, regression.COLUMNS, caption=regression.CAPTION, as_json=as_json)
+
+
+@app.command(scaling.NAME)
+def mixed_regression_scaling(
+    factors: Annotated[
+        str | None, typer.Option(help=f"Comma-separated, of {', '.join(scaling.FACTORS)}; all by default.")
+    ] = None,
+    methods: Methods = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """The same against the numbers of clients, rows, features and clusters, noise, covariance, law and private anchors."""
+    base = scaling.settings(named("--factors", factors, tuple(scaling.FACTORS)), quick=quick)
+    given = {"methods": named("--methods", methods, mixed.METHODS), "seeds": seeds, "jobs": jobs}
+    with progress() as tell:
+        outcome = scaling.run(replace(base, seed=seed, **stated(given)), tell)
+    show(outcome, scaling.COLUMNS, caption=scaling.CAPTION, as_json=as_json)
+
+
+@app.command(ablation.NAME)
+def mixed_regression_ablation(
+    settings: Annotated[
+        str | None, typer.Option(help="Comma-separated, of c1, c2 and c3 of appendix C; all by default.")
+    ] = None,
+    variants: Annotated[
+        str | None, typer.Option(help=f"Comma-separated, of {', '.join(ablation.VARIANTS)}; all by default.")
+    ] = None,
+    methods: Methods = None,
+    rounds: Rounds = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Moment descent without each of what is added to the paper here, and as the paper has it."""
+    given: dict[str, Any] = {"settings": named("--settings", settings, tuple(regression.SETTINGS)), "rounds": rounds}
+    given |= {"variants": named("--variants", variants, tuple(ablation.VARIANTS)), "seeds": seeds, "jobs": jobs}
+    given |= {"methods": named("--methods", methods, mixed.METHODS)}
+    base = ablation.settings(quick=quick)
+    with progress() as tell:
+        outcome = ablation.run(replace(base, seed=seed, **stated(given)), tell)
+    show(outcome, ablation.COLUMNS, caption=ablation.CAPTION, as_json=as_json)
