@@ -30,12 +30,13 @@ __all__ = [
 ]
 
 REVEALED = frozenset(
-    {"alone", "begun", "has_scale", "joint", "own_scale", "tilde", "weights"}
+    {"alone", "begun", "has_scale", "joint", "mixed", "mixes", "own_scale", "tilde", "weights"}
 )  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
     "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),
-    "pooled-grem": ("pooled", True), "fedem": ("fedem", False), "tgmm": ("tgmm", False),
+    "pooled-grem": ("pooled", True), "pooled-components": ("components", False), "fedem": ("fedem", False),
+    "tgmm": ("tgmm", False),
 }  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def of_baseline(name: str, family: Family, rows: Ragged, state: Any, private: Te
         theta, scale = state.theta.expand(rows.n_clients, -1, -1), state.scale[None]
         weights = fedgmm.marginal(private)
     else:
-        sharing = "fedem" if name == "fedgmm" else EM_METHODS[name][0]
+        sharing = "fedgmm" if name == "fedgmm" else EM_METHODS[name][0]
         theta, weights, scale = em.own_parameters(state, private, sharing)
     if name == "fedgmm" and isinstance(family, Gaussian):
         family = replace(family, covariance="full")
