@@ -10,14 +10,14 @@ What FedGrEM is compared with in Tian, Weng, Feng, ICML 2024. All of them begin 
 - fedem: every client makes an E-step with its own proportions and a whole M-step from its own rows; the common components
   are the mean of what clients found, weighted by all their rows, whatever the component. Marfoq, Neglia, Bellet, Kameni,
   Vidal, "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1.
-- fedgmm: the same, weighted by a client's rows in the component; see `coterie.algorithms.fedgmm`.
 - tgmm: a client's component is the mean of its own M-step and, each with weight `borrow`, of what every other client began
   with. R. Wang, Zhou, Jiang, Han, L. Wang, D. Wang, Chen, "A General Transfer Learning-based Gaussian Mixture Model for
-  Clustering", International Journal of Fuzzy Systems 23, 2021; run at every client with all others as sources, whose
-  components do not change any more.
+  Clustering", International Journal of Fuzzy Systems 23, 2021; run at every client with all others as sources, as in the
+  code of Tian et al.: sources do not learn.
+- mutual: the same with every other client's last M-step, so that all learn from each other. Nobody's baseline either.
 
 Departures: Marfoq et al. begin at random. A scale, where one is estimated, is common but for "local": averaged like the
-components in "fedem" and "fedgmm", and from sums over clients elsewhere.
+components in "fedem", and from sums over clients elsewhere.
 """
 
 from collections.abc import Generator
@@ -35,21 +35,21 @@ from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMe
 __all__ = ["Sharing", "State", "begin", "em", "em_step", "own_parameters"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
-Sharing = Literal["local", "pooled", "components", "fedem", "fedgmm", "tgmm"]
+Sharing = Literal["local", "pooled", "components", "fedem", "tgmm", "mutual"]
 
+_BORROWS = ("tgmm", "mutual")
 _SUMMED = ("pooled", "components")  # common components from sums over clients
-_AVERAGED = ("fedem", "fedgmm")  # common components are means of clients'
 
 
 @dataclass(frozen=True)
 class State:
     """What the next round needs."""
 
-    theta: Tensor  # [R, P] common components; for "tgmm" the sum of clients' first ones; for "local" where latecomers begin
+    theta: Tensor  # [R, P] common components; the sum of all to borrow from; for "local" where latecomers begin
     weights: Tensor  # [R] proportions over all rows
     first_weights: Tensor  # [R] what they were at the start
     scale: Tensor  # [...] of the family
-    count: float = 0.0  # for "tgmm": how many are summed; else 1 after the start
+    count: float = 0.0  # whose components are summed, where they are; else 1 after the start
     round: int = 0
     settled: bool = False
 
@@ -79,19 +79,20 @@ def em(
         Of the components.
     n_components, rounds : int
         R and T.
-    sharing : {"local", "pooled", "components", "fedem", "fedgmm", "tgmm"}
+    sharing : {"local", "pooled", "components", "fedem", "tgmm", "mutual"}
         What clients have in common.
     gradient : bool
         Gradient steps of c_eta over a component's first weight, in place of exact M-steps: for "local" and "pooled".
     borrow : float
-        Weight of every other client's component in "tgmm".
+        Weight of every other client's component in "tgmm" and "mutual".
     start : MixtureStart
         Local EM and alignment.
     fitted : Family, optional
         The family after the start, where it is another one.
     tol : float
         Stop when parameters move by no more than this, relative to components' lengths and on average over rows; 0 never
-        stops early. With "tgmm" it is what a client makes of its own and the others' that moves, from the second round on.
+        stops early. Where clients borrow, it is what they make of their own and the others' that moves, from the second
+        round on.
     """
     family_after = fitted or family
     if not family_after.has_moments and sharing in _SUMMED:
@@ -111,7 +112,7 @@ def em(
             continue
         before, state = state, _updated(state, got, family_after, sharing, gradient, c_eta)
         common = family_after.coordinates(state.theta - before.theta, state.scale).norm(dim=-1).max()
-        moved = got["moved"] if sharing in ("local", "tgmm") else common.clamp(max=1e150)
+        moved = got["moved"] if sharing in ("local", *_BORROWS) else common.clamp(max=1e150)
         change = float(moved) / typical_length(state.theta / max(state.count, 1.0), state.scale, family_after)
         state = replace(state, settled=bool(tol) and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
@@ -127,7 +128,7 @@ def begin(family: Family, n_components: int, start: MixtureStart, seed: int, sha
     state = State(zero, equal, equal, family.unit_scale(), round=round_)
     if found is not None:
         first = found.theta[found.n > 0]
-        theta, count = (first.sum(0), float(len(first))) if sharing == "tgmm" else (first.median(0).values, 1.0)
+        theta, count = (first.sum(0), float(len(first))) if sharing in _BORROWS else (first.median(0).values, 1.0)
         state = replace(state, theta=theta, count=count, scale=found.scale)
         state = replace(state, weights=found.weights, first_weights=found.weights)
     yield Save(state, {"events": [] if found is not None else ["nobody answered"]})
@@ -140,12 +141,14 @@ def _ask(
     fold: dict[str, Any] = {"n": Sum(), "loss": WeightedMean("n"), "moved": WeightedMean("n"), "rows": Sum()}
     if sharing in _SUMMED:
         fold["moments"] = Sum()
-    if sharing in _AVERAGED:
-        fold["step"] = Sum()
+    if sharing == "fedem":
+        fold["step"] = WeightedMean("n")
+    if sharing == "mutual":
+        fold |= {"step": Sum(), "answers": Sum()}
     if sharing != "local":
         fold["scatter"] = Sum()
     fresh = fresh_mixture(n_components, family, own_metric=sharing == "local")
-    if sharing == "tgmm":
+    if sharing in _BORROWS:
         fresh |= {"mixed": fresh["tilde"], "mixes": torch.tensor(False)}
     shared = {
         "family": family, "theta": state.theta, "weights": state.weights, "scale": state.scale,
@@ -165,9 +168,10 @@ def _updated(state: State, got: Replies, family: Family, sharing: Sharing, gradi
     state = replace(state, weights=weights, scale=scale)
     if sharing == "tgmm":
         return state
-    if sharing in _AVERAGED:
-        by = (got["rows"] if sharing == "fedgmm" else n.expand(len(weights)))[:, None]  # [R, 1]
-        return replace(state, theta=torch.where(by > 0, got["step"] / by.clamp(min=1e-300), state.theta))
+    if sharing == "fedem":
+        return replace(state, theta=got["step"])
+    if sharing == "mutual":
+        return replace(state, theta=got["step"], count=float(got["answers"]))
     if not gradient:
         return replace(state, theta=family.solved(got["moments"], state.theta))
     slope, bend = family.slope(got["moments"], state.theta)
@@ -193,7 +197,7 @@ def _own(
     common, scale = theta[:, None], scale[:, None]
     if sharing == "pooled":
         return common, weights[:, None], scale
-    if sharing in ("components", *_AVERAGED):
+    if sharing in ("components", "fedem"):
         return common, private["weights"], scale
     begun, tilde = private["begun"][..., None, None], private["tilde"]
     if sharing == "local":
@@ -223,16 +227,18 @@ def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
         tilde, kept["along"] = gradient_step(family, theta, gamma, data, private, shared["c_eta"])
     else:
         tilde = family.maximise(theta, gamma, data)
-    if sharing in _AVERAGED:
-        by = rows if sharing == "fedgmm" else data.n[:, None].to(torch.float64)
-        return reply | {"scatter": family.scatter(tilde, gamma, data), "step": tilde * by[..., None]}, kept
-    if sharing == "tgmm":
+    if sharing == "fedem":
+        return reply | {"scatter": family.scatter(tilde, gamma, data), "step": tilde}, kept
+    if sharing in _BORROWS:
         found = _borrowed(shared, private, tilde)
         kept |= {
             "mixed": torch.where(present[:, None, None], found, private["mixed"]), "mixes": private["mixes"] | present,
         }  # fmt: skip
         reply["scatter"] = family.scatter(theta, gamma, data)
         before, known = theta, private["mixes"]
+        if sharing == "mutual":
+            reply |= {"step": tilde * present[:, None, None], "answers": present[None].to(torch.float64)}
+            kept |= {"tilde": tilde, "begun": private["begun"] | present}
     else:
         found, before, known = tilde, private["tilde"], private["begun"]
         kept |= {
@@ -245,7 +251,7 @@ def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
 
 
 def _borrowed(shared: dict[str, Any], private: Tensors, tilde: Tensor) -> Tensor:
-    """Mean of a client's M-step and, each with weight `borrow`, of what the others began with.  -> [S, C, R, P]"""
+    """Mean of a client's M-step and, each with weight `borrow`, of what there is from the others.  -> [S, C, R, P]"""
     borrow, source = shared["borrow"], private["begun"][..., None, None].to(torch.float64)  # whether it is one itself
     others = shared["theta"][:, None] - source * private["tilde"]
     mean: Tensor = (tilde + borrow * others) / (1 + borrow * (shared["count"][:, None, None, None] - source))

@@ -3,13 +3,13 @@
 
 Wu, Zhang, Yu, Bao, Yang, "Personalized Federated Learning under Mixture of Distributions", ICML 2023; as a baseline in Tian,
 Weng, Feng, ICML 2024. A row (x, y) comes from Gaussian part q of the features and from regression r with probability
-pi_qr, at every client its own. Every client makes whole M-steps from its own rows; the server averages what clients found,
-parts and regressions each weighted by a client's rows in them, as the authors' code does. For means this is the M-step of
-all rows; for regressions and covariances it is not.
+pi_qr, at every client its own. Every client makes whole M-steps from its own rows; the server averages what clients found:
+parts' means weighted by a client's rows in the part, which makes them means of all rows, regressions and the covariance by
+all of a client's rows.
 
-Departures: parts share one covariance, the mean of clients' by their rows; it starts like the other baselines. The code of
-Tian et al. weighs clients' regressions alike. Rows without a target have no regressions: what is left is a mixture of parts
-(`sharing="fedgmm"` of `coterie.algorithms.em`).
+Departures: so Tian et al. have it in their code, where clients have as many rows; the code of Wu et al. weighs regressions,
+too, by the rows in them, which one outlier client spoils. Parts share one covariance. It starts like the other baselines.
+Rows without a target have no regressions: what is left is FedEM whose components share a covariance that is estimated.
 """
 
 from collections.abc import Generator
@@ -76,7 +76,7 @@ def fedgmm(
         return (
             yield from plain.em(
                 state, family=family, fitted=replace(family, covariance="full"), n_components=n_components,
-                rounds=rounds, seed=seed, sharing="fedgmm", start=start, tol=tol,
+                rounds=rounds, seed=seed, sharing="fedem", start=start, tol=tol,
             )
         )  # fmt: skip
     if not isinstance(family, Regression):
@@ -102,7 +102,7 @@ def fedgmm(
 
 def _begin(family: Regression, n_components: int, start: MixtureStart, seed: int, parts: int, round_: int) -> Run:
     """The common start, and parts drawn as the features are spread.  -> State"""
-    d, saves = family.n_features, plain.begin(family, n_components, start, seed, "fedgmm", round_)
+    d, saves = family.n_features, plain.begin(family, n_components, start, seed, "fedem", round_)
     found = yield from _unsaved(saves)
     got = None
     if found.count:
@@ -136,7 +136,7 @@ def _ask(state: State, family: Regression, n_components: int, parts: int) -> Ask
         "parts": state.parts, "part_scale": state.part_scale,
     }  # fmt: skip
     fold: dict[str, Fold] = {
-        "n": Sum(), "loss": WeightedMean("n"), "step": Sum(), "rows": Sum(), "scatter": Sum(), "part_moments": Sum(),
+        "n": Sum(), "loss": WeightedMean("n"), "step": WeightedMean("n"), "scatter": Sum(), "part_moments": Sum(),
         "part_scatter": Sum(),
     }  # fmt: skip
     fresh = fresh_mixture(n_components, family)
@@ -145,11 +145,11 @@ def _ask(state: State, family: Regression, n_components: int, parts: int) -> Ask
 
 
 def _updated(state: State, got: Replies, family: Regression) -> State:
-    """Means of clients' M-steps, by their rows in a regression or part; of scales, by all their rows."""
-    n, features, rows = got["n"].to(torch.float64), Gaussian(family.n_features, "full"), got["rows"][:, None]
+    """Means of clients' M-steps."""
+    n, features = got["n"].to(torch.float64), Gaussian(family.n_features, "full")
     return replace(
         state,
-        theta=torch.where(rows > 0, got["step"] / rows.clamp(min=1e-300), state.theta),
+        theta=got["step"],
         scale=family.scale_of(got["scatter"], n) if family.has_scale else state.scale,
         parts=features.solved(got["part_moments"], state.parts),
         part_scale=features.scale_of(got["part_scatter"], n),
@@ -184,12 +184,11 @@ def joint_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bl
     both = gamma.view(*gamma.shape[:-1], parts.shape[2], theta.shape[2])
     regression, part = both.sum(-2), both.sum(-1)
     new = torch.where((data.n > 0)[:, None], shares(gamma, data), joint)
-    rows, tilde = regression.sum(2), family.maximise(theta, regression, data)
+    tilde = family.maximise(theta, regression, data)
     reply = {
         "n": data.n[None],
         "loss": -likelihood,
-        "step": tilde * rows[..., None],
-        "rows": rows,
+        "step": tilde,
         "scatter": family.scatter(tilde, regression, data),
         "part_moments": features.moments(part, data),
         "part_scatter": features.scatter(features.maximise(parts, part, data), part, data),

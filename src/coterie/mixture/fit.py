@@ -43,7 +43,7 @@ __all__ = [
 C_LAMBDAS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, math.inf)
 METHODS = (
     "fedgrem", "fedgrem-paper", "fedgrem-exact", "local-em", "local-grem", "pooled-em", "pooled-grem",
-    "pooled-components", "fedem", "tgmm", "fedgmm",
+    "pooled-components", "fedem", "tgmm", "tgmm-mutual", "fedgmm",
 )  # fmt: skip
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fedgrem-paper": {"together": 0.0, "robust": math.inf},

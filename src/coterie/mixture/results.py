@@ -36,7 +36,7 @@ OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
     "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),
     "pooled-grem": ("pooled", True), "pooled-components": ("components", False), "fedem": ("fedem", False),
-    "tgmm": ("tgmm", False),
+    "tgmm": ("tgmm", False), "tgmm-mutual": ("mutual", False),
 }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def of_baseline(name: str, family: Family, rows: Ragged, state: Any, private: Te
         theta, scale = state.theta.expand(rows.n_clients, -1, -1), state.scale[None]
         weights = fedgmm.marginal(private)
     else:
-        sharing = "fedgmm" if name == "fedgmm" else EM_METHODS[name][0]
+        sharing = "fedem" if name == "fedgmm" else EM_METHODS[name][0]
         theta, weights, scale = em.own_parameters(state, private, sharing)
     if name == "fedgmm" and isinstance(family, Gaussian):
         family = replace(family, covariance="full")
@@ -124,7 +124,7 @@ def of_baseline(name: str, family: Family, rows: Ragged, state: Any, private: Te
     score = torch.full((rows.n_clients,), -math.inf, dtype=torch.float64)
     distance = (_lengths(family, theta - centre, state.scale) * weights)[there].sum(1)
     score[there] = outlier_scores(distance, chance(n[there], *centre.shape))
-    freedom = torch.full(weights.shape, float(name in ("local-em", "local-grem", "tgmm")), dtype=torch.float64)
+    freedom = torch.full(weights.shape, float(name.startswith(("local", "tgmm"))), dtype=torch.float64)
     return MixtureFit(name, family, centre, theta, weights, scale, score, freedom, state.round)
 
 
