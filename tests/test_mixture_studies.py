@@ -165,18 +165,25 @@ def test_standard_error_takes_two_repetitions():
     assert mean_and_error([1.0, 3.0]) == (2.0, pytest.approx(1.0))  # sqrt(2) / sqrt(2)
 
 
-def test_misclustering_matches_components_to_classes_client_by_client():
-    """Two good clients number their components differently and are right; of the third one a half of a class is wrong."""
+def test_misclustering_has_one_matching_for_all_clients():
+    """Components 0, 1, 2 hold classes 2, 0, 1 at two good clients; the third numbers them otherwise, and pays for it."""
     rows = three_classes(4)
-    corners = torch.tensor([[20.0, 0.0], [0.0, 20.0], [0.0, 0.0]], dtype=torch.float64)
-    theta = torch.stack([corners, corners.roll(1, 0), corners, 0 * corners])
-    fit = fitted(theta)
+    corners = torch.tensor([[0.0, 0.0], [20.0, 0.0], [0.0, 20.0]], dtype=torch.float64)
     good = torch.tensor([True, True, True, False])
-    assert misclustering(fit, rows, good) == 0.0
-    y = rows.y.clone()
-    own = slice(int(rows.layout.starts[2]), int(rows.layout.starts[2]) + 60)
-    y[own] = torch.where((y[own] == 0) & (torch.arange(60) < 30), 1, y[own])
-    assert misclustering(fit, replace(rows, y=y), good) == pytest.approx(10 / 60 / 3)
+    alike = fitted(torch.stack([corners, corners, corners, 0 * corners]))
+    assert misclustering(alike, rows, rows, good) == 0.0
+    other = fitted(torch.stack([corners, corners, corners[[1, 0, 2]], 0 * corners]))  # classes 2 and 0 change places
+    assert misclustering(other, rows, rows, good) == pytest.approx(2 / 3 / 3)
+
+
+def test_misclustering_does_not_match_a_client_on_its_few_test_rows():
+    """A client's only test rows are of class 0 and lie in the component of class 1: matched for itself, it were right."""
+    rows = three_classes(3)
+    corners = torch.tensor([[20.0, 0.0], [0.0, 20.0], [0.0, 0.0]], dtype=torch.float64)
+    fit = fitted(corners.expand(3, 3, 2))
+    x = torch.stack([corners[:2], corners[[1, 1]], corners[[2, 0]]])
+    test = Ragged.from_blocks(x, torch.tensor([[0, 1], [0, 0], [2, 0]]))
+    assert misclustering(fit, rows, test, torch.ones(3, dtype=torch.bool)) == pytest.approx(1 / 3)
 
 
 def fitted(theta: torch.Tensor) -> MixtureFit:

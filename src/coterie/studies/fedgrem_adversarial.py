@@ -123,11 +123,12 @@ def _on_planted(chosen: Settings, share: float, kind: Contamination | None, seed
 
 
 def _on_writers(chosen: Settings, share: float, kind: Contamination | None, seed: int) -> dict[str, float]:
-    train, test = pendigits().split(TEST_SHARE, seed=seed)
-    train, ids, good = _clients(replace(train, y=None), share, kind, seed)
+    whole, test = pendigits().split(TEST_SHARE, seed=seed)
+    train, ids, good = _clients(replace(whole, y=None), share, kind, seed)
     train, test = standardised(train, test.only(ids.numpy()))
     fits = _fits(chosen, train, Gaussian(train.shape[0], "full"), N_CLASSES, seed)
-    return {method: 100 * misclustering(fit, test, good) for method, fit in fits.items()}
+    known = replace(train, y=whole.only(ids.numpy()).y)
+    return {method: 100 * misclustering(fit, known, test, good) for method, fit in fits.items()}
 
 
 def _clients(rows: Ragged, share: float, kind: Contamination | None, seed: int) -> tuple[Ragged, Tensor, Tensor]:
