@@ -24,12 +24,12 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     return float(np.mean(values)), error
 
 
-def misclustering(fit: MixtureFit, train: Ragged, test: Ragged, good: Tensor) -> float:
-    """Share of test rows in a wrong component, mean over the good clients.
+def misclustering(fit: MixtureFit, train: Ragged, test: Ragged, good: Tensor) -> tuple[float, float]:
+    """Share of test rows in a wrong component, mean over the good clients: with one matching for all, and each with its own.
 
     Components have no names, but those of all clients are numbered alike. They are matched one to one to the classes, as
-    well as possible, once for everybody and on the good clients' training rows: who had its few test rows matched for itself
-    would look better than it is.
+    well as possible on training rows: once on those of all good clients, and once on each client's own. On its few test rows
+    a client would look better than it is.
 
     Parameters
     ----------
@@ -43,11 +43,13 @@ def misclustering(fit: MixtureFit, train: Ragged, test: Ragged, good: Tensor) ->
     assert isinstance(train.y, Tensor)
     assert isinstance(test.y, Tensor)
     size = max(fit.theta.shape[1], int(train.y.max()) + 1, int(test.y.max()) + 1)
-    learnt = _together(fit, train, size)[good].sum(0)
-    _, named = linear_sum_assignment(learnt.numpy(), maximize=True)  # the class of every component
-    together = _together(fit, test, size)[good]  # [G, size, size]
-    right, n = together[:, np.arange(size), named].sum(1), together.sum((1, 2))
-    return float((1 - right / n)[n > 0].mean())
+    learnt, told = _together(fit, train, size)[good], _together(fit, test, size)[good]  # [G, size, size]
+    n = told.sum((1, 2))
+    common = torch.from_numpy(linear_sum_assignment(learnt.sum(0), maximize=True)[1])  # the class of every component
+    own = torch.stack([torch.from_numpy(linear_sum_assignment(table, maximize=True)[1]) for table in learnt])
+    right = [torch.take_along_dim(told, named[..., None], 2).sum((1, 2)) for named in (common.expand(len(n), -1), own)]
+    with_common, with_own = (float((1 - share / n)[n > 0].mean()) for share in right)
+    return with_common, with_own
 
 
 def _together(fit: MixtureFit, rows: Ragged, size: int) -> Tensor:
