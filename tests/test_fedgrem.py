@@ -452,7 +452,7 @@ def test_who_was_left_alone_returns_at_half_the_limit() -> None:
         "family": Gaussian(2), "scale": torch.eye(2).double()[None], "centre": torch.zeros(1, 2, 2).double(),
         "mean_weights": equal[:, 0], "lam": torch.zeros(1).double(), "share_weights": torch.zeros(1).double(),
         "c_eta": torch.full((1,), 0.95).double(), "reject": torch.full((1,), 3.5).double(), "batch_size": None,
-        "clip": math.inf,
+        "clip": math.inf, "capped": True,
     }  # fmt: skip
     # Components are 4 from the centre: scores 4 / spread. Odd clients have been left alone, even ones have not.
     for score, alone in ((1.7, [False, False]), (1.8, [False, True]), (3.4, [False, True]), (3.6, [True, True])):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedGrEM's central update, solved until it converges: a robust centre, to which estimates are drawn.
+"""FedGrEM's central update, solved until it converges or for a few steps: a robust centre, to which estimates are drawn.
 
 Tian, Weng, Feng, ICML 2024, Algorithm 1 and appendix B.1, equation (6).
 """
@@ -38,16 +38,32 @@ def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tenso
     return (central_weights(tilde, n, lam, start)[..., None] * tilde).sum(0)
 
 
-def central_weights(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
+def central_weights(tilde: Tensor, n: Tensor, lam: float, start: Tensor, steps: int | None = None) -> Tensor:
     """How much each client counts for the centre: the latter is then a weighted mean.  -> [M, R], sums to 1 over clients
 
     Given the centre, nu_k is soft-thresholded; what is left for the centre is Huber's loss of the distances, minimised by
-    reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond.
+    reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond. With `steps`, it is
+    so many of the paper's from the mean, wherever one is told to start.
     """
     rows = n.to(tilde.dtype)[:, None]  # [M, 1]
     if math.isinf(lam):
         return (rows / rows.sum()).expand(tilde.shape[:2])
+    if steps is not None:
+        return _stepped(tilde, rows, lam, steps)
     return torch.from_numpy(_reweighted(tilde.numpy(), rows.numpy(), max(lam, 1e-9), start.numpy()))
+
+
+def _stepped(tilde: Tensor, rows: Tensor, lam: float, steps: int) -> Tensor:
+    """Alternate D_k = soft-threshold(tilde_k - centre) and centre = mean of tilde_k - D_k, from the mean.  -> [M, R]"""
+    share, reach = rows / rows.sum(), lam / rows.sqrt()  # [M, 1]
+    weight = share.expand(tilde.shape[:2])
+    for _ in range(steps):
+        distance = (tilde - (weight[..., None] * tilde).sum(0)).norm(dim=-1)  # [M, R]
+        kept = share * (reach / distance.clamp(min=1e-300)).clamp(
+            max=1.0
+        )  # tilde_k - D_k: so much of tilde_k, else centre
+        weight = kept + (1 - kept.sum(0)) * weight
+    return weight
 
 
 def _reweighted(tilde: np.ndarray, rows: np.ndarray, lam: float, centre: np.ndarray) -> np.ndarray:

@@ -3,10 +3,13 @@
 
 Wu, Zhang, Yu, Bao, Yang, "Personalized Federated Learning under Mixture of Distributions", ICML 2023; as a baseline in Tian,
 Weng, Feng, ICML 2024. A row (x, y) comes from Gaussian part q of the features and from regression r with probability
-pi_qr, at every client its own.
+pi_qr, at every client its own. Every client makes whole M-steps from its own rows; the server averages what clients found:
+parts' means weighted by a client's rows in the part, which makes them means of all rows, regressions and the covariance by
+all of a client's rows.
 
-Departures: parts share one covariance; it starts like the other baselines. Rows without a target have no regressions: what
-is left is FedEM whose components share a covariance that is estimated.
+Departures: so Tian et al. have it in their code, where clients have as many rows; the code of Wu et al. weighs regressions,
+too, by the rows in them, which one outlier client spoils. Parts share one covariance. It starts like the other baselines.
+Rows without a target have no regressions: what is left is FedEM whose components share a covariance that is estimated.
 """
 
 from collections.abc import Generator
@@ -99,7 +102,7 @@ def fedgmm(
 
 def _begin(family: Regression, n_components: int, start: MixtureStart, seed: int, parts: int, round_: int) -> Run:
     """The common start, and parts drawn as the features are spread.  -> State"""
-    d, saves = family.n_features, plain.begin(family, n_components, start, seed, round_)
+    d, saves = family.n_features, plain.begin(family, n_components, start, seed, "fedem", round_)
     found = yield from _unsaved(saves)
     got = None
     if found.count:
@@ -133,7 +136,7 @@ def _ask(state: State, family: Regression, n_components: int, parts: int) -> Ask
         "parts": state.parts, "part_scale": state.part_scale,
     }  # fmt: skip
     fold: dict[str, Fold] = {
-        "n": Sum(), "loss": WeightedMean("n"), "moments": Sum(), "scatter": Sum(), "part_moments": Sum(),
+        "n": Sum(), "loss": WeightedMean("n"), "step": WeightedMean("n"), "scatter": Sum(), "part_moments": Sum(),
         "part_scatter": Sum(),
     }  # fmt: skip
     fresh = fresh_mixture(n_components, family)
@@ -142,11 +145,11 @@ def _ask(state: State, family: Regression, n_components: int, parts: int) -> Ask
 
 
 def _updated(state: State, got: Replies, family: Regression) -> State:
-    """M-steps of regressions and parts, from sums over clients."""
+    """Means of clients' M-steps."""
     n, features = got["n"].to(torch.float64), Gaussian(family.n_features, "full")
     return replace(
         state,
-        theta=family.solved(got["moments"], state.theta),
+        theta=got["step"],
         scale=family.scale_of(got["scatter"], n) if family.has_scale else state.scale,
         parts=features.solved(got["part_moments"], state.parts),
         part_scale=features.scale_of(got["part_scatter"], n),
@@ -169,7 +172,7 @@ def describe(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
 
 
 def joint_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """E-step over parts and regressions together, and the sums that the M-steps need."""
+    """E-step over parts and regressions together, and M-steps: parts' means are sent as the sums that they are made of."""
     family, features = shared["family"], shared["features"]
     theta, parts = (shared[name][:, None].expand(-1, len(data.n), -1, -1) for name in ("theta", "parts"))
     target = family.log_density(theta, shared["scale"][:, None], data)  # [S, C, N, R]
@@ -181,12 +184,13 @@ def joint_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bl
     both = gamma.view(*gamma.shape[:-1], parts.shape[2], theta.shape[2])
     regression, part = both.sum(-2), both.sum(-1)
     new = torch.where((data.n > 0)[:, None], shares(gamma, data), joint)
+    tilde = family.maximise(theta, regression, data)
     reply = {
         "n": data.n[None],
         "loss": -likelihood,
-        "moments": family.moments(regression, data),
-        "scatter": family.scatter(theta, regression, data),
+        "step": tilde,
+        "scatter": family.scatter(tilde, regression, data),
         "part_moments": features.moments(part, data),
-        "part_scatter": features.scatter(parts, part, data),
+        "part_scatter": features.scatter(features.maximise(parts, part, data), part, data),
     }
     return reply, {**private, "joint": new}

@@ -76,6 +76,8 @@ def fedgrem(
     batch_size: int | None = None,
     clip: float = math.inf,
     tol: float = 0.0,
+    inner: int | None = None,
+    capped: bool = True,
 ) -> Run:
     """Fit a mixture to every client, each helped by the others as far as they are alike.
 
@@ -111,6 +113,10 @@ def fedgrem(
         Largest length of one row's part of a gradient.
     tol : float
         Stop when nobody's estimate moves by more than this, relative to the centres' lengths; 0 never stops early.
+    inner : int, optional
+        Steps of the central update, each from the mean; until it converges by default. The authors' code makes one.
+    capped : bool
+        Whether a step is never longer than C_eta of the best one; the authors' is C_eta / w0 whatever comes of it.
     """
     if state is None:
         state = yield from _begin(family, n_components, start, seed)
@@ -126,7 +132,7 @@ def fedgrem(
                 "family": family, "centre": state.centre, "scale": state.scale, "mean_weights": state.mean_weights,
                 "lam": _number(state.pull), "share_weights": _number(share_weights), "c_eta": _number(c_eta),
                 "usual": state.away.new_tensor(usual(state.away[state.n > 0])),
-                "key": keys.key(seed, state.round, "fedgrem"), "batch_size": batch_size, "clip": clip,
+                "key": keys.key(seed, state.round, "fedgrem"), "batch_size": batch_size, "clip": clip, "capped": capped,
                 "reject": _number(reject if steady else math.inf),
             },
             {
@@ -143,7 +149,7 @@ def fedgrem(
         before = state
         state = _remembered(state, got.ids, got["estimate"], got["n"], got["away"])
         part = (state.n > 0) & (scores(state) <= reject)
-        state = _updated(state, got, family, lam, pull, part, robust * _root(state, family) / (1 - kappa))
+        state = _updated(state, got, family, lam, pull, part, robust * _root(state, family) / (1 - kappa), inner)
         change = _change(before, state, family, part)
         state = replace(state, settled=bool(tol) and steady and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
@@ -203,13 +209,15 @@ def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
     return both
 
 
-def _updated(state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor, most: float) -> State:
+def _updated(
+    state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor, most: float, inner: int | None
+) -> State:
     """The central update of those who have a part in it [M], its penalty at most `most`, and the common scale."""
     tilde = state.tilde[part]
     if pull:
         at = family.coordinates(tilde, state.scale)
         weight = central_weights(
-            at, state.n[part], min(pull, most), family.coordinates(state.centre, state.scale)
+            at, state.n[part], min(pull, most), family.coordinates(state.centre, state.scale), inner
         )  # [M, R]
         centre = (weight[..., None] * tilde).sum(0)
     else:  # nobody is drawn to it, and any will do
@@ -270,7 +278,9 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         weights = shrunk(weights, shared["mean_weights"][:, None], shared["share_weights"][:, None] / root[:, 0])
     gamma, likelihood = expect(family.log_density(theta, scale, data), weights, data)
     new = torch.where(present[:, None], shares(gamma, data), weights)  # Alg. 1: w_r = mean of gamma_ir
-    tilde, along = gradient_step(family, theta, gamma, data, private, shared["c_eta"], shared["clip"])
+    tilde, along = gradient_step(
+        family, theta, gamma, data, private, shared["c_eta"], shared["clip"], capped=shared["capped"]
+    )
     # a component without rows says nothing, so that distances count by their shares
     away = (family.coordinates(tilde - centre, scale).norm(dim=-1).clamp(max=1e150) * new).sum(-1)  # [S, C]
     middle, spread = shared["usual"][:, :1], shared["usual"][:, 1:]

@@ -36,14 +36,19 @@ from coterie.models.mixtures import Family
 from coterie.protocol import Tensors
 
 __all__ = [
-    "C_LAMBDAS", "METHODS", "OUTLIER", "Choice", "Drive", "MixtureFit", "bic", "choose_c_lambda", "choose_components",
-    "fit_methods", "fit_mixture", "in_process", "labels", "log_likelihood",
+    "C_LAMBDAS", "METHODS", "OUTLIER", "PRESETS", "Choice", "Drive", "MixtureFit", "bic", "choose_c_lambda",
+    "choose_components", "fit_methods", "fit_mixture", "in_process", "labels", "log_likelihood",
 ]  # fmt: skip
 
 C_LAMBDAS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, math.inf)
 METHODS = (
-    "fedgrem", "fedgrem-paper", "local-em", "local-grem", "pooled-em", "pooled-grem", "fedem", "tgmm", "fedgmm"
+    "fedgrem", "fedgrem-paper", "fedgrem-exact", "local-em", "local-grem", "pooled-em", "pooled-grem",
+    "pooled-components", "fedem", "tgmm", "tgmm-mutual", "fedgmm",
 )  # fmt: skip
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "fedgrem-paper": {"together": 0.0, "robust": math.inf},
+    "fedgrem-exact": {"together": 0.0, "robust": math.inf, "inner": 1, "capped": False},
+}  # of FedGrEM with C = 2, where nobody is rejected: the paper's algorithm, and the authors' code
 
 _HELD_OUT = 0.2
 _ERRORS = 2.0  # standard errors, of differences paired over clients, that a simpler candidate may be behind the best
@@ -143,9 +148,10 @@ def fit_methods(
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
 ) -> dict[str, MixtureFit]:
-    """Fit several methods in lockstep, from one start: "fedgrem" with C_lambda validated, "fedgrem-paper" with C = 2.
+    """Fit several methods in lockstep, from one start: "fedgrem" with C_lambda validated, the presets with C = 2.
 
-    Parameters are those of `fit_mixture`; with "fedgrem-paper" clients do not begin together, and nobody is rejected.
+    Parameters are those of `fit_mixture`; with presets clients do not begin together, and nobody is rejected.
+    "fedgrem-paper" has a step that is never too long and a central update that converges; "fedgrem-exact" has neither.
     """
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
@@ -159,10 +165,8 @@ def fit_methods(
                 reject=reject,
             )  # fmt: skip
             programs[name] = _fedgrem(how, n_components, choice.value)
-        elif name == "fedgrem-paper":
-            programs[name] = _fedgrem(
-                replace(how, reject=math.inf, options={"together": 0.0, "robust": math.inf}), n_components, 2.0
-            )
+        elif name in PRESETS:
+            programs[name] = _fedgrem(replace(how, reject=math.inf, options=PRESETS[name]), n_components, 2.0)
         else:
             programs[name] = _baseline(how, n_components, name)
     engine = engine_on(rows)
@@ -172,7 +176,7 @@ def fit_methods(
     for run, name in enumerate(programs):
         state, private = done.states[run], kept[run]
         if name.startswith("fedgrem"):
-            c_lambda = 2.0 if choice is None or name == "fedgrem-paper" else choice.value
+            c_lambda = 2.0 if choice is None or name in PRESETS else choice.value
             fit = of_fedgrem(name, family, rows, state, private, c_lambda)
             fits[name] = replace(fit, choice=choice if name == "fedgrem" else None)
         else:

@@ -30,12 +30,13 @@ __all__ = [
 ]
 
 REVEALED = frozenset(
-    {"alone", "begun", "has_scale", "joint", "own_scale", "tilde", "weights"}
+    {"alone", "begun", "has_scale", "joint", "mixed", "mixes", "own_scale", "tilde", "weights"}
 )  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
     "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),
-    "pooled-grem": ("pooled", True), "fedem": ("fedem", False), "tgmm": ("tgmm", False),
+    "pooled-grem": ("pooled", True), "pooled-components": ("components", False), "fedem": ("fedem", False),
+    "tgmm": ("tgmm", False), "tgmm-mutual": ("mutual", False),
 }  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def of_baseline(name: str, family: Family, rows: Ragged, state: Any, private: Te
     score = torch.full((rows.n_clients,), -math.inf, dtype=torch.float64)
     distance = (_lengths(family, theta - centre, state.scale) * weights)[there].sum(1)
     score[there] = outlier_scores(distance, chance(n[there], *centre.shape))
-    freedom = torch.full(weights.shape, float(name in ("local-em", "local-grem", "tgmm")), dtype=torch.float64)
+    freedom = torch.full(weights.shape, float(name.startswith(("local", "tgmm"))), dtype=torch.float64)
     return MixtureFit(name, family, centre, theta, weights, scale, score, freedom, state.round)
 
 

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _TINY = 1e-12  # weight that a component keeps at least, so that its logarithm exists
+_FAR = 1e4  # where estimates stay that steps of any length have led away, as in the code of FedGrEM's authors
 _LOWEST = -1e300  # log density of a row that is infinitely far from everything
 
 
@@ -148,7 +149,15 @@ def typical_length(theta: Tensor, scale: Tensor, family: Family) -> float:
 
 
 def gradient_step(
-    family: Family, theta: Tensor, gamma: Tensor, data: Block, private: Tensors, c_eta: Tensor, clip: float = math.inf
+    family: Family,
+    theta: Tensor,
+    gamma: Tensor,
+    data: Block,
+    private: Tensors,
+    c_eta: Tensor,
+    clip: float = math.inf,
+    *,
+    capped: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Step along the gradient: c_eta over a component's first weight, and never more than c_eta of the best step.
 
@@ -165,6 +174,8 @@ def gradient_step(
         [S]
     clip : float
         Largest length of one row's part.
+    capped : bool
+        Whether a step is never more than c_eta of the best one.
 
     Returns
     -------
@@ -172,6 +183,9 @@ def gradient_step(
         [S, C, R, P]
     """
     slope = family.ascent(theta, gamma, data, clip)
+    if not capped:
+        length = c_eta[:, None, None] / private["first_weights"].clamp(min=1e-9)
+        return (theta + length[..., None] * slope).nan_to_num(nan=0.0).clamp(-_FAR, _FAR), private["along"]
     known = (private["along"] != 0).any(-1, keepdim=True)
     bend, along = family.curvature(torch.where(known, private["along"], 1.0), slope, gamma, data)
     length = c_eta[:, None, None] / torch.maximum(private["first_weights"], bend).clamp(min=1e-9)
