@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo flower-demo test check studies bench format clean
+.PHONY: demo flower-demo test test-cpus wheel-test check studies bench format clean
 
 demo: $(READY)
 	$(BIN)/coterie demo
@@ -13,6 +13,14 @@ flower-demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not study" --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# The numerical part, under three settings of the kernels that torch and MKL choose by the processor.
+test-cpus: $(READY)
+	$(BIN)/python tools/check_cpus.py
+
+# The built wheel, installed in clean environments with the newest and the oldest dependencies that are allowed.
+wheel-test:
+	$(PYTHON) tools/check_wheel.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -5,9 +5,8 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from coterie import __version__, flower_commands
@@ -45,6 +44,10 @@ app.command("compare")(compare_command)
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
+
+# Misuse raises click's errors. Older versions of typer depend on click, newer ones carry it inside: what both give out by
+# name is one kind of usage error, whose base is the base of all.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def _print_version(asked: bool) -> None:
@@ -199,11 +202,9 @@ def main() -> None:
         sys.exit(code)
     except CoterieError as error:
         complain(error.message, error.hint)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-    except click.UsageError as error:
-        complain(*_usage(error))
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except _UsageError as error:
+        _explain(error)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:  # whoever read our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -214,12 +215,16 @@ def main() -> None:
     sys.exit(2)
 
 
-def _usage(error: click.UsageError) -> tuple[str, str]:
+def _explain(error: Any) -> None:
     """Say in our own manner what click has to say."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked for
+        error.show()
+        return
     path = error.ctx.command_path if error.ctx is not None else "coterie"
     way_out = f"`{path} --help` shows what there is"
-    if isinstance(error, click.NoSuchOption):
+    if type(error).__name__ == "NoSuchOption":
         near = " or ".join(error.possibilities or ())
-        return f"there is no option {error.option_name}", f"did you mean {near}?" if near else way_out
+        complain(f"there is no option {error.option_name}", f"did you mean {near}?" if near else way_out)
+        return
     said = error.format_message().rstrip(".")
-    return said[0].lower() + said[1:], way_out
+    complain(said[0].lower() + said[1:], way_out)

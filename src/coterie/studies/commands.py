@@ -4,9 +4,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-import click
 import typer
 from rich.table import Table
 
@@ -48,7 +47,7 @@ def list_studies(context: typer.Context, as_json: Json = False) -> None:
         if as_json:
             raise ConfigError("--json stands before the study's name", "write coterie study NAME --json")
         return
-    commands = cast(click.Group, context.command).commands
+    commands: dict[str, Any] = context.command.commands  # type: ignore[attr-defined]  # a group's
     lines = {name: command.get_short_help_str(limit=200) for name, command in commands.items()}
     if as_json:
         print(json.dumps({"studies": lines}, indent=2))
