@@ -23,7 +23,9 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 def run(*words: str | Path, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a command, and end with what it has said when its exit code is not the one that is wanted."""
-    done = subprocess.run([str(word) for word in words], cwd=cwd, env=CLEAN, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, env=CLEAN, capture_output=True, text=True, check=False
+    )
     if done.returncode != code:
         sys.exit(f"{' '.join(map(str, words))}\nended with {done.returncode}, not {code}\n{done.stdout}{done.stderr}")
     return done
