@@ -84,7 +84,7 @@ def test_one_group_is_found_to_be_one() -> None:
 def searched(
     patch: pytest.MonkeyPatch, *, true: int, found: int, given: int | None = None, n_clients: int = 200
 ) -> tuple[int, str, list[tuple[int, int]]]:
-    """Search where anchors tell `found`, and the loss falls up to the true number: the choice, why, and what was tried."""
+    """Search where anchors tell `found` and the loss falls up to the true number: what is chosen, why, what was tried."""
     tried: list[tuple[int, int]] = []
 
     def attempt(self: Any, low: int, high: int) -> None:
