@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from coterie.data.contamination import KINDS, drawn_clients, spoiled
 from coterie.data.images import Images
-from coterie.data.mixtures import CENTRES, matched, planted_mixture
+from coterie.data.mixtures import CENTRES, drawn_centres, matched, planted_mixture
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError, DataError
 from coterie.mixture.fit import PRESETS, MixtureFit
@@ -57,6 +57,15 @@ def test_centres_are_those_of_appendix_b1():
 def test_parameters_are_at_distance_h_from_the_centres(h: float):
     planted = planted_mixture("gmm", h=h, seed=3)
     assert torch.allclose((planted.theta - CENTRES).norm(dim=-1), torch.tensor(h, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("r", "d"), [(1, 2), (2, 10), (6, 2)])
+def test_drawn_centres_are_far_enough_from_each_other(r: int, d: int):
+    centres = drawn_centres(r, d, apart=3.75, seed=0)
+    assert centres.shape == (r, d)
+    assert float((torch.cdist(centres, centres) + 10 * torch.eye(r)).min()) >= 3.75
+    planted = planted_mixture("gmm", h=0.5, centres=centres, rows=20, seed=0)
+    assert torch.allclose((planted.theta - centres).norm(dim=-1), torch.tensor(0.5, dtype=torch.float64))
 
 
 def test_proportions_follow_the_dirichlet_law():
@@ -391,3 +400,16 @@ def test_pendigits_are_clustered_as_promised(shared_data: Path):
 def test_adversaries_cost_good_clients_at_most_a_fifth(data: str, shared_data: Path):
     rows = command("fedgrem-adversarial", "--data", data, "--reps", "4", "--shares", "0.3")["rows"]
     assert max(row["ratio"] for row in rows) <= 1.2
+
+
+def test_adaptive_study_compares_with_the_better_baseline():
+    sizes = ("--d", "2", "--r", "2", "--h", "0,2", "--n", "60", "--seeds", "2", "--rounds", "40")
+    found = command("fedgrem-adaptive", *sizes)
+    assert [(row["d"], row["r"], row["h"], row["n"]) for row in found["rows"]] == [(2, 2, 0.0, 60), (2, 2, 2.0, 60)]
+    for row in found["rows"]:
+        assert row["ratio"] == pytest.approx(row["fedgrem"] / min(row["local_em"], row["fedem"]))
+    by_size, total = found["summary"]
+    assert (by_size["d"], total["d"], total["cells"]) == (2, "all", 2)
+    ratios = [row["ratio"] for row in found["rows"]]
+    assert total["ratio"] == max(ratios)
+    assert total["within"] == sum(ratio <= 1.05 for ratio in ratios) / 2

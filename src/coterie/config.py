@@ -181,6 +181,7 @@ class MixtureOptions(_Options):
     covariance: Literal["full", "diagonal", "unit"] = "full"
     variance: Literal["estimated", "unit"] = "estimated"
     c_lambda: Annotated[float | Literal["common"], _or_endless("common")] | None = None
+    penalty: Literal["squared", "norm"] = "squared"
     restarts: int = Field(20, ge=1)
     iterations: int = Field(30, ge=1)
     rounds: int = Field(1000, ge=1)
@@ -190,7 +191,7 @@ class MixtureOptions(_Options):
     together: float = Field(8.0, ge=0)
     robust: Annotated[float | Literal["off"], _or_endless("off")] = 2.0
     reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
-    share_weights: float = Field(0.0, ge=0)
+    share_weights: float = Field(2.0, ge=0)
     batch_size: int | None = Field(None, ge=1)
     clip: float | None = Field(None, gt=0)
 

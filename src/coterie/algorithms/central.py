@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["central_update", "central_weights", "shrunk"]
+__all__ = ["central_update", "central_weights", "drawn", "shrunk"]
 
 _INNER = 1000  # steps at most
 _FAR = 1e300  # squared distances beyond are all the same
@@ -94,3 +94,21 @@ def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor, at: Tensor | None = Non
     length = (difference if at is None else at).norm(dim=-1, keepdim=True).clamp(min=1e-300, max=1e150)
     left: Tensor = difference * (1.0 - reach[..., None] / length).clamp(min=0.0)
     return centre + left
+
+
+def drawn(tilde: Tensor, centre: Tensor, c: Tensor, step: Tensor) -> Tensor:
+    """Proximal step of C^2 / 2 |nu - centre|^2: what is left of a difference is 1 / (1 + step C^2).
+
+    After gradient steps of the same length this ends where the penalised likelihood is largest, whatever the length.
+
+    Parameters
+    ----------
+    tilde, centre : Tensor
+        [..., P]
+    c : Tensor
+        [...] C; where it is infinite, nothing is left.
+    step : Tensor
+        [...] length of the gradient step over the client's rows.
+    """
+    left = torch.where(c.isinf(), 0.0, 1.0 / (1.0 + step * torch.where(c.isinf(), 0.0, c).square()))
+    return centre + left[..., None] * (tilde - centre)

@@ -224,7 +224,7 @@ def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
         reply |= {"scatter": family.scatter(theta, gamma, data), "moments": family.moments(gamma, data)}
         return reply, kept
     if shared["gradient"]:
-        tilde, kept["along"] = gradient_step(family, theta, gamma, data, private, shared["c_eta"])
+        tilde, kept["along"], _ = gradient_step(family, theta, gamma, data, private, shared["c_eta"])
     else:
         tilde = family.maximise(theta, gamma, data)
     if sharing == "fedem":

@@ -7,38 +7,51 @@ Algorithms", ICML 2024, Algorithm 1.
 A client's estimate after the central update follows from the centre and from what it sent: theta = centre + D, where D is
 the soft-thresholded difference. So the server sends the centre and lambda only, and clients keep what they sent.
 
-Departures: the central update is solved until it converges (the authors' loop stops after one step); sample sizes may
-differ; a step is never longer than C_eta of the best one where the objective bends most, by power iteration (the paper's
-C_eta / w0 diverges when a component grows); the centre is computed with C = 2 at most, so that it stays robust where
-parameters are common; a scale that components share (a covariance, a noise variance) may be estimated, from sums over the
-clients that are no outliers, and lengths are then in its units; C_lambda may be 0 (every client alone) or infinite (common
-parameters); clients begin together and part as far as C lets them, since the optima that few rows lead to are often bad (the
-paper begins with lambda_0 = 1, and kappa = 0.1 forgets it at once); clients that were heard once take part in the central
-update with what they sent last; outliers may be left out of it, and alone.
+Departures, all of which `penalty`, `together`, `robust`, `reject`, `share_weights`, `inner` and `capped` can undo:
+
+- The penalty on a client's distance from the centre is squared, as under a normal law of the clients' parameters. So a
+  component with few rows is drawn far and one with many hardly; under the paper's norm all are drawn equally far, too little
+  for the few rows at the C that is best for most. Its proximal step takes the place of the soft threshold. The centre stays
+  the paper's, with C = 2, so that it is robust where parameters are common.
+- The central update is solved until it converges (the authors' loop stops after one step); sample sizes may differ.
+- A step is never longer than C_eta of the best one where the objective bends most, by power iteration (the paper's
+  C_eta / w0 diverges when a component grows).
+- A scale that components share (a covariance, a noise variance) may be estimated, from sums over the clients that are no
+  outliers, and lengths are then in its units.
+- C_lambda may be 0 (every client alone) or infinite (common parameters).
+- Clients begin together and part as far as C lets them, since the optima that few rows lead to are often bad (the paper
+  begins with lambda_0 = 1, and kappa = 0.1 forgets it at once). Once parted, who finds its own first fit likelier goes back.
+- Proportions have a few rows more, dealt by the common proportions: else a component that a client hardly has, or two that
+  are close, fade away or run off after single rows.
+- Clients that were heard once take part in the central update with what they sent last; outliers may be left out of it, and
+  alone.
 """
 
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.central import central_update, central_weights, shrunk
+from coterie.algorithms.central import central_update, central_weights, drawn, shrunk
 from coterie.algorithms.mixture_starts import NEAR, MixtureStart, Started, aligned_start, fresh_mixture
 from coterie.algorithms.outliers import chance, outlier_scores, scored, usual
 from coterie.models.families import Family, expect, gradient_step, shares, typical_length
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
 
-__all__ = ["State", "central_update", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
+__all__ = ["Penalty", "State", "central_update", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
+Penalty = Literal["squared", "norm"]
 
 _PARTING = 0.8  # what a round leaves of the penalty that clients begin with
 _RETURN = 0.5  # share of the limit of outlier scores below which one that was left alone is drawn to the centre again
 _STEADY = 0.01  # relative change of the penalty in a round below which estimates may count as settled
+_CLEARLY = 1.0  # log-likelihood by which a client's own first fit must be better, for it to go back there
+_TINY = 1e-12  # weight of a component that counts as none
 _HUGE = 1e100  # squares of what is sent, summed up, still fit
 
 
@@ -53,8 +66,9 @@ class State:
     scale: Tensor  # [...] of the family
     mean_weights: Tensor  # [R] centre of the mixture proportions, for when they are drawn together
     lam: float = 1.0  # lambda_t
-    pull: float = 0.0  # lambda of the last central update: none before the first
+    pull: float = 0.0  # lambda, or C of the squared penalty, of the last central update: none before the first
     round: int = 0
+    parted: bool = False  # whether the penalty is steady by now, and clients could go back to their own first fits
     settled: bool = False
 
 
@@ -66,12 +80,13 @@ def fedgrem(
     rounds: int,
     seed: int,
     c_lambda: float = 2.0,
+    penalty: Penalty = "squared",
     c_eta: float = 0.95,
     kappa: float = 0.1,
     together: float = 8.0,
     robust: float = 2.0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
-    share_weights: float = 0.0,
+    share_weights: float = 2.0,
     reject: float = math.inf,
     batch_size: int | None = None,
     clip: float = math.inf,
@@ -91,10 +106,13 @@ def fedgrem(
         R and T.
     c_lambda : float
         C of the penalty: 0 leaves every client alone, infinity makes parameters common.
+    penalty : {"squared", "norm"}
+        C^2 / 2 times the squared distance from the centre, in units of the scale: 1 / C is how much clients' parameters
+        deviate. Or the paper's, lambda_t sqrt(n) times the distance.
     c_eta : float
         Step size times a component's first weight.
     kappa : float
-        Of lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), lambda_0 = 1; with C = 0 all lambdas are 0.
+        Of the norm's lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), lambda_0 = 1; with C = 0 all lambdas are 0.
     together : float
         Clients begin together: C of a further penalty, which shrinks by a fifth in every round; 0 is the paper's.
     robust : float
@@ -103,7 +121,8 @@ def fedgrem(
     start : MixtureStart
         Local EM and alignment.
     share_weights : float
-        Penalty of the mixture proportions' distance from their mean; 0 leaves them to every client.
+        Rows for each component that every client's proportions have besides its own, dealt by the common proportions: many
+        make proportions common, few keep a component from fading away at a client; 0 is the paper's.
     reject : float
         Outlier score above which a client has no part in the central update, and is left alone if it is still there when
         penalties are steady; the paper has no such limit.
@@ -124,34 +143,39 @@ def fedgrem(
         if not len(state.n):  # nobody was there at the start: try again
             state = yield from _begin(family, n_components, start, seed, state.round + 1)
             continue
-        lam, pull = _next_lambda(state, family, c_lambda, kappa, together)
+        lam, pull = _next_lambda(state, family, c_lambda, penalty, kappa, together)
         steady = math.isclose(state.pull, pull, rel_tol=_STEADY)  # else what changes may well move estimates again
+        back = steady and together > 0 and not state.parted
         got = yield Ask(
             gradient_em,
             {
                 "family": family, "centre": state.centre, "scale": state.scale, "mean_weights": state.mean_weights,
-                "lam": _number(state.pull), "share_weights": _number(share_weights), "c_eta": _number(c_eta),
+                "pull": _number(state.pull), "penalty": penalty, "c_eta": _number(c_eta),
+                "share_weights": _number(share_weights),
                 "usual": state.away.new_tensor(usual(state.away[state.n > 0])),
                 "key": keys.key(seed, state.round, "fedgrem"), "batch_size": batch_size, "clip": clip, "capped": capped,
-                "reject": _number(reject if steady else math.inf),
+                "reject": _number(reject if steady else math.inf), "back": torch.tensor(back),
             },
             {
                 "estimate": Stack(), "n": Stack(), "away": Stack(), "scatter": Sum(), "within": Sum(), "shares": Sum(),
+                "counted": Sum(),
                 "loss": WeightedMean("n"),
             },
             fresh=fresh_mixture(n_components, family),
             scratch=6 * n_components,
         )  # fmt: skip
-        state = replace(state, round=state.round + 1)
+        state = replace(state, round=state.round + 1, parted=steady or state.parted)
         if got is None or got.n == 0 or not bool((got["n"] > 0).any()):
             yield Save(state, {"events": ["nobody answered"]})
             continue
         before = state
         state = _remembered(state, got.ids, got["estimate"], got["n"], got["away"])
         part = (state.n > 0) & (scores(state) <= reject)
-        state = _updated(state, got, family, lam, pull, part, robust * _root(state, family) / (1 - kappa), inner)
+        most = robust * _root(state, family) / (1 - kappa)
+        reach = min(pull, most) if penalty == "norm" else most * bool(pull)
+        state = replace(_updated(state, got, family, part, reach, inner), lam=lam, pull=pull)
         change = _change(before, state, family, part)
-        state = replace(state, settled=bool(tol) and steady and change <= tol)
+        state = replace(state, settled=bool(tol) and steady and not back and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
 
@@ -181,12 +205,14 @@ def _root(state: State, family: Family) -> float:
     return math.sqrt(family.n_parameters + math.log(max(int((state.n > 0).sum()), 1)))
 
 
-def _next_lambda(state: State, family: Family, c_lambda: float, kappa: float, together: float) -> tuple[float, float]:
-    """lambda_t = kappa lambda_(t-1) + C sqrt(P + log M); and with what draws clients together at first."""
+def _next_lambda(
+    state: State, family: Family, c_lambda: float, penalty: Penalty, kappa: float, together: float
+) -> tuple[float, float]:
+    """lambda_t = kappa lambda_(t-1) + C sqrt(P + log M), or C itself; and with what draws clients together at first."""
     if c_lambda == 0:
         return 0.0, 0.0
-    root = _root(state, family)
-    lam = kappa * state.lam + c_lambda * root
+    root = _root(state, family) if penalty == "norm" else 1.0
+    lam = c_lambda * root + (kappa * state.lam if penalty == "norm" else 0.0)
     return lam, lam + together * _PARTING**state.round * root
 
 
@@ -209,23 +235,20 @@ def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
     return both
 
 
-def _updated(
-    state: State, got: Replies, family: Family, lam: float, pull: float, part: Tensor, most: float, inner: int | None
-) -> State:
-    """The central update of those who have a part in it [M], its penalty at most `most`, and the common scale."""
+def _updated(state: State, got: Replies, family: Family, part: Tensor, lam: float, inner: int | None) -> State:
+    """The central update of those who have a part in it [M], and the common scale."""
     tilde = state.tilde[part]
-    if pull:
+    if lam:
         at = family.coordinates(tilde, state.scale)
-        weight = central_weights(
-            at, state.n[part], min(pull, most), family.coordinates(state.centre, state.scale), inner
-        )  # [M, R]
+        weight = central_weights(at, state.n[part], lam, family.coordinates(state.centre, state.scale), inner)  # [M, R]
         centre = (weight[..., None] * tilde).sum(0)
     else:  # nobody is drawn to it, and any will do
         centre = tilde.median(0).values
     within = got["within"]
     scale = family.scale_of(got["scatter"], within) if float(within) > 0 else state.scale
-    mean_weights = got["shares"] / got["shares"].sum().clamp(min=1e-300)
-    return replace(state, centre=centre, lam=lam, pull=pull, scale=scale, mean_weights=mean_weights)
+    counted = float(got["counted"])
+    mean_weights = got["shares"] / counted if counted > 0 else state.mean_weights
+    return replace(state, centre=centre, scale=scale, mean_weights=mean_weights)
 
 
 def scores(state: State) -> Tensor:
@@ -236,17 +259,25 @@ def scores(state: State) -> Tensor:
     return out
 
 
-def estimates(state: State, family: Family, private: Tensors, n: Tensor) -> Tensor:
+def estimates(state: State, family: Family, private: Tensors, n: Tensor, penalty: Penalty = "squared") -> Tensor:
     """Every client's parameters after the last central update, from its private state.  n [M] -> [M, R, P]"""
-    root = n.clamp(min=1).to(torch.float64).sqrt()[:, None]
-    return _estimate(family, private, state.centre, state.scale, state.pull / root)
+    return _estimate(family, private, state.centre, state.scale, _number(state.pull), n, penalty)
 
 
-def _estimate(family: Family, private: Tensors, centre: Tensor, scale: Tensor, reach: Tensor) -> Tensor:
-    """Who missed the start is at the centre.  private of [..., C, R, P], centre [..., 1, R, P] -> [..., C, R, P]"""
-    at = family.coordinates(private["tilde"] - centre, scale) if family.has_scale else None
-    reach = torch.where(private["alone"][..., None], 0.0, reach.expand(private["weights"].shape))
-    theta = shrunk(private["tilde"], centre, reach, at)
+def _estimate(
+    family: Family, private: Tensors, centre: Tensor, scale: Tensor, pull: Tensor, n: Tensor, penalty: Penalty
+) -> Tensor:
+    """What the central update leaves of what a client sent; who missed the start is at the centre.
+
+    private of [..., C, R, P], centre [..., 1, R, P], pull [..., 1, 1], n [C] -> [..., C, R, P]
+    """
+    rows, free = n.clamp(min=1).to(torch.float64)[:, None], private["alone"][..., None]
+    if penalty == "squared":
+        theta = drawn(private["tilde"], centre, torch.where(free, 0.0, pull), private["step"] / rows)
+    else:
+        at = family.coordinates(private["tilde"] - centre, scale) if family.has_scale else None
+        reach = torch.where(free, 0.0, (pull / rows.sqrt()).expand(private["weights"].shape))
+        theta = shrunk(private["tilde"], centre, reach, at)
     return torch.where(private["begun"][..., None, None], theta, centre)
 
 
@@ -270,15 +301,15 @@ def gradient_em(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
 def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tensor) -> tuple[Tensors, Tensors]:
     """The local update with the rows of `data`, at clients that have n rows."""
     family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]  # [S, 1, ...]
-    root = n.clamp(min=1).to(torch.float64).sqrt()[:, None]  # [C, 1]
     present = data.n > 0
-    theta = _estimate(family, private, centre, scale, shared["lam"][:, None, None] / root)
+    theta = _estimate(family, private, centre, scale, shared["pull"][:, None, None], n, shared["penalty"])
     weights = private["weights"]
-    if bool((shared["share_weights"] > 0).any()):
-        weights = shrunk(weights, shared["mean_weights"][:, None], shared["share_weights"][:, None] / root[:, 0])
+    if bool(shared["back"].any()):
+        theta, weights = _likelier(shared, private, theta, weights, data, n)
     gamma, likelihood = expect(family.log_density(theta, scale, data), weights, data)
-    new = torch.where(present[:, None], shares(gamma, data), weights)  # Alg. 1: w_r = mean of gamma_ir
-    tilde, along = gradient_step(
+    mean = torch.where(present[:, None], shares(gamma, data), weights)  # Alg. 1: w_r = mean of gamma_ir
+    new, counts = _shared_weights(shared, mean, n)
+    tilde, along, step = gradient_step(
         family, theta, gamma, data, private, shared["c_eta"], shared["clip"], capped=shared["capped"]
     )
     # a component without rows says nothing, so that distances count by their shares
@@ -293,14 +324,54 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         "away": away,
         "scatter": torch.where(near.view(*near.shape, *(1,) * (scatter.dim() - 2)), scatter, 0.0),
         "within": (near * data.n).to(torch.float64),
-        "shares": new * present[:, None],
+        "shares": mean * counts[..., None] * present[:, None],
+        "counted": counts * present,
         "loss": -likelihood,
     }
     first = torch.where(private["begun"][..., None], private["first_weights"], new)
     far = shared["reject"][:, None] * torch.where(private["alone"], _RETURN, 1.0)
     begun, alone = private["begun"] | present, score > far
-    kept = {"tilde": tilde, "weights": new, "first_weights": first, "along": along, "begun": begun, "alone": alone}
-    return reply, kept
+    kept = {"tilde": tilde, "weights": new, "first_weights": first, "along": along, "step": step}
+    return reply, {**kept, "begun": begun, "alone": alone}
+
+
+def _shared_weights(shared: dict[str, Any], mean: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    """Proportions with the further rows, and how much a client counts for the common ones: less if it is far from them.
+
+    Round by round the weighted mean becomes Huber's centre, whose reach is what chance does to proportions at most.
+    mean [S, C, R] -> [S, C, R], [S, C]
+    """
+    rows, common = n.clamp(min=1).to(torch.float64), shared["mean_weights"][:, None]
+    more = shared["share_weights"][:, None, None] * mean.shape[-1]
+    new = (mean * rows[:, None] + common * more) / (rows[:, None] + more)
+    reach = 1.0 / rows.sqrt()
+    return new, reach / torch.maximum((mean - common).norm(dim=-1), reach)
+
+
+def _likelier(
+    shared: dict[str, Any], private: Tensors, theta: Tensor, weights: Tensor, data: Block, n: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Go back to the client's own first fit, drawn to the centre like any, where the penalised likelihood is larger there.
+
+    Who was held together with clients that are not alike may have ended in an optimum that is theirs, or with a component
+    that nothing belongs to: proportions count by the law that is flat but for one row more in each component.
+    """
+    family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]
+    first, step = private["first_weights"], shared["c_eta"][:, None, None] / private["first_weights"].clamp(min=1e-9)
+    own = {**private, "tilde": private["first"], "step": step}
+    pull, rows = shared["pull"][:, None], n.clamp(min=1).to(torch.float64)
+    there = _estimate(family, own, centre, scale, pull[..., None], n, shared["penalty"])
+    merit = []
+    for at, share in ((theta, weights), (there, first)):
+        away = family.coordinates(at - centre, scale).norm(dim=-1)  # [S, C, R]
+        if shared["penalty"] == "squared":
+            fine = 0.5 * (pull * away.square().sum(-1).sqrt()).square()
+        else:
+            fine = pull * rows.sqrt() * (share * away).sum(-1)
+        likelihood = rows * expect(family.log_density(at, scale, data), share, data)[1]
+        merit.append(likelihood + share.clamp(min=_TINY).log().sum(-1) - fine.nan_to_num(nan=0.0))
+    back = shared["back"][:, None] & private["begun"] & (merit[1] > merit[0] + _CLEARLY)
+    return torch.where(back[..., None, None], there, theta), torch.where(back[..., None], first, weights)
 
 
 def _on_batches(shared: dict[str, Any], private: Tensors, data: Block) -> tuple[Tensors, Tensors]:

@@ -70,7 +70,8 @@ def fresh_mixture(n_components: int, family: Family, *, own_metric: bool = False
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     theta = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
     fresh = {
-        "tilde": theta, "weights": equal, "first_weights": equal, "along": theta,
+        "tilde": theta, "weights": equal, "first_weights": equal, "along": theta, "step": torch.zeros_like(equal),
+        "first": theta,
         "begun": torch.tensor(False), "alone": torch.tensor(False),
     }  # fmt: skip
     return fresh | ({"own_scale": family.unit_scale(), "has_scale": torch.tensor(False)} if own_metric else {})
@@ -156,7 +157,7 @@ def fit_locally(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     weights = torch.where(present[:, None], weights, 1.0 / theta.shape[2])
     theta, weights, scale = (value.expand(runs, *value.shape[1:]) for value in (theta, weights, scale))
     begun = present.expand(runs, -1)
-    kept = {"tilde": theta, "weights": weights, "first_weights": weights, "begun": begun}
+    kept = {"tilde": theta, "weights": weights, "first": theta, "first_weights": weights, "begun": begun}
     kept |= {"own_scale": scale, "has_scale": begun} if shared["own_metric"] else {}
     return {"theta": theta, "n": data.n[None]}, {**private, **kept}
 
@@ -217,4 +218,4 @@ def renumber(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
         "within": (near * data.n).to(torch.float64),
         "rows": weights * data.n[:, None],
     }
-    return reply, {**private, "tilde": theta, "weights": weights, "first_weights": weights}
+    return reply, {**private, "tilde": theta, "weights": weights, "first": theta, "first_weights": weights}

@@ -4,7 +4,8 @@
 Tian, Weng, Feng, ICML 2024, appendix B.1: Gaussian mixtures (`gmm`) and mixtures of regressions (`mor`) of R = 5
 components in 10 dimensions, whose parameters are at distance h from common ones, in a random direction; outlier clients have
 one component that has nothing to do with them. The text lost the last entry of the second centre; it is -1. The authors'
-code draws the outliers otherwise than the text says: both are here, as presets.
+code draws the outliers otherwise than the text says: both are here, as presets. Other centres may be given, of any number
+and dimension.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from coterie import keys
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
 
-__all__ = ["CENTRES", "Kind", "Outliers", "PlantedMixture", "matched", "planted_mixture"]
+__all__ = ["CENTRES", "Kind", "Outliers", "PlantedMixture", "drawn_centres", "matched", "planted_mixture"]
 
 Kind = Literal["gmm", "mor"]
 Outliers = Literal["paper", "official"]
@@ -35,6 +36,7 @@ CENTRES = torch.tensor(
     dtype=torch.float64,
 )  # [R, D]
 
+_DEVIATION, _WIDER = 1.5, 1.02  # of centres that are drawn at first, and after every draw with two that are too close
 _CONCENTRATION = 5  # of the Dirichlet law of proportions
 _OUTLIER_MEAN = {"paper": 2.0, "official": 2.5}  # gmm: of every coordinate ...
 _OUTLIER_VARIANCE = {"paper": 3.0, "official": 4.0}
@@ -71,6 +73,7 @@ def planted_mixture(
     rows: int | None = None,
     h: float = 0.0,
     outliers: Outliers = "paper",
+    centres: Tensor = CENTRES,
     seed: int,
 ) -> PlantedMixture:
     """Draw clients from mixtures that are alike.
@@ -87,6 +90,8 @@ def planted_mixture(
         Distance of every client's parameters from the common centres.
     outliers : {"paper", "official"}
         Outliers as in the text (N(2, 3 I); coefficients 3) or as in the authors' code (N(2.5, 4 I); coefficients -3).
+    centres : Tensor
+        [R, D] the common parameters; the paper's by default.
     seed : int
         The same seed draws the same directions, proportions and noise for every h.
 
@@ -97,10 +102,10 @@ def planted_mixture(
     """
     _check(kind, n_clients, n_outliers, rows, h, outliers)
     rows = rows or (150 if kind == "gmm" else 200)
-    n_components, n_features = CENTRES.shape
+    n_components, n_features = centres.shape
     draws = keys.generator(seed, "planted mixture")
     direction = torch.randn(n_clients, n_components, n_features, generator=draws, dtype=torch.float64)
-    theta = CENTRES + h * direction / direction.norm(dim=-1, keepdim=True)  # [M, R, D]
+    theta = centres + h * direction / direction.norm(dim=-1, keepdim=True)  # [M, R, D]
     weights = _dirichlet(n_clients, n_components, draws)  # [M, R]
     label = torch.multinomial(weights, rows, replacement=True, generator=draws)  # [M, N]
     own = torch.take_along_dim(theta, label[..., None], 1)  # [M, N, D] parameters of every row's component
@@ -114,6 +119,16 @@ def planted_mixture(
     own[~good] = _OUTLIER_COEFFICIENT[outliers]
     y = (x * own).sum(-1) + torch.randn(n_clients, rows, generator=draws, dtype=torch.float64)
     return PlantedMixture(Ragged.from_blocks(x, y), theta, weights, good)
+
+
+def drawn_centres(n_components: int, n_features: int, *, apart: float, seed: int) -> Tensor:
+    """Draw centres from a normal law, again and ever more widely until all are far enough from each other.  [R, D]"""
+    draws, deviation = keys.generator(seed, "planted centres"), _DEVIATION
+    while True:
+        centres = deviation * torch.randn(n_components, n_features, generator=draws, dtype=torch.float64)
+        if n_components < 2 or float(torch.pdist(centres).min()) >= apart:
+            return centres
+        deviation *= _WIDER
 
 
 def matched(theta: Tensor, weights: Tensor, planted: PlantedMixture) -> tuple[float, float]:

@@ -104,6 +104,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         variance: Literal["estimated", "unit"] = "estimated",
         intercept: bool = True,
         c_lambda: float | Literal["common"] | None = None,
+        penalty: Literal["squared", "norm"] = "squared",
         restarts: int = 20,
         iterations: int = 30,
         rounds: int = 1000,
@@ -113,7 +114,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         together: float = 8.0,
         robust: float | Literal["off"] = 2.0,
         reject: float | Literal["nobody"] = 3.5,
-        share_weights: float = 0.0,
+        share_weights: float = 2.0,
         batch_size: int | None = None,
         clip: float | None = None,
         participation: float = 1.0,
@@ -128,6 +129,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         self.variance = variance
         self.intercept = intercept
         self.c_lambda = c_lambda
+        self.penalty = penalty
         self.restarts = restarts
         self.iterations = iterations
         self.rounds = rounds

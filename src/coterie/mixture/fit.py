@@ -40,19 +40,24 @@ __all__ = [
     "choose_components", "fit_methods", "fit_mixture", "in_process", "labels", "log_likelihood",
 ]  # fmt: skip
 
-C_LAMBDAS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, math.inf)
+C_LAMBDAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
 METHODS = (
     "fedgrem", "fedgrem-paper", "fedgrem-exact", "local-em", "local-grem", "pooled-em", "pooled-grem",
     "pooled-components", "fedem", "tgmm", "tgmm-mutual", "fedgmm",
 )  # fmt: skip
+_PAPER: Mapping[str, Any] = {"penalty": "norm", "together": 0.0, "robust": math.inf, "share_weights": 0.0}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "fedgrem-paper": {"together": 0.0, "robust": math.inf},
-    "fedgrem-exact": {"together": 0.0, "robust": math.inf, "inner": 1, "capped": False},
+    "fedgrem-paper": _PAPER,
+    "fedgrem-exact": {**_PAPER, "inner": 1, "capped": False},
 }  # of FedGrEM with C = 2, where nobody is rejected: the paper's algorithm, and the authors' code
 
 _HELD_OUT = 0.2
-_ERRORS = 2.0  # standard errors, of differences paired over clients, that a simpler candidate may be behind the best
-_ROUNDS, _TOL = 100, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
+_SPLITS, _SHARE = 3, 0.25  # C_lambda is validated so often, each time on this share of the rows
+_ERRORS = 2.0  # standard errors, of differences paired over clients, that fewer components may be behind the best
+_TIE = 1e-6  # and, relative to it, what rounding may be
+_LITTLE = 0.25  # and that a larger C_lambda may be
+_CLEARLY = 6.0  # log-likelihood of held-out rows by which a client must do better alone to be left alone
+_ROUNDS, _TOL = 60, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
 
 class Drive(Protocol):
@@ -104,6 +109,8 @@ def fit_mixture(
 ) -> MixtureFit:
     """Fit FedGrEM; without c_lambda, it is chosen among candidates on held-out rows first.
 
+    Then a client whose held-out rows were clearly likelier under a mixture of its own rows alone has that.
+
     Parameters
     ----------
     rows : Ragged
@@ -124,15 +131,11 @@ def fit_mixture(
         Further ones of `fedgrem`.
     """
     how = _How(family, seed, rounds, tol, start, reject, drive, options)
-    choice = None
-    if c_lambda is None:
-        choice = choose_c_lambda(
-            rows, family, n_components, candidates=candidates, rounds=rounds, tol=tol, seed=seed, start=start,
-            reject=reject, drive=drive, **options,
-        )  # fmt: skip
-        c_lambda = choice.value
-    (fit,) = _fedgrem_fits("fit", rows, how, [(n_components, c_lambda)])
-    return replace(fit, choice=choice)
+    if c_lambda is not None:
+        return _fedgrem_fits("fit", rows, how, [(n_components, c_lambda)])[0]
+    choice, alone = _validated(rows, how, n_components, candidates)
+    (fit,) = _fedgrem_fits("fit", rows, how, [(n_components, choice.value)])
+    return _with_own(replace(fit, choice=choice), rows, how, alone)
 
 
 def fit_methods(
@@ -156,14 +159,11 @@ def fit_methods(
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise ConfigError(f"there is no method '{unknown[0]}'", f"choose among {', '.join(METHODS)}")
-    how, choice = _How(family, seed, rounds, tol, start, reject), None
+    how, choice, alone = _How(family, seed, rounds, tol, start, reject), None, None
     programs: dict[str, Program] = {}
     for name in methods:
         if name == "fedgrem":
-            choice = choose_c_lambda(
-                rows, family, n_components, candidates=candidates, rounds=rounds, tol=tol, seed=seed, start=start,
-                reject=reject,
-            )  # fmt: skip
+            choice, alone = _validated(rows, how, n_components, candidates)
             programs[name] = _fedgrem(how, n_components, choice.value)
         elif name in PRESETS:
             programs[name] = _fedgrem(replace(how, reject=math.inf, options=PRESETS[name]), n_components, 2.0)
@@ -177,8 +177,10 @@ def fit_methods(
         state, private = done.states[run], kept[run]
         if name.startswith("fedgrem"):
             c_lambda = 2.0 if choice is None or name in PRESETS else choice.value
-            fit = of_fedgrem(name, family, rows, state, private, c_lambda)
-            fits[name] = replace(fit, choice=choice if name == "fedgrem" else None)
+            fit = of_fedgrem(name, family, rows, state, private, c_lambda, "norm" if name in PRESETS else "squared")
+            fits[name] = (
+                fit if alone is None or name in PRESETS else _with_own(replace(fit, choice=choice), rows, how, alone)
+            )
         else:
             fits[name] = of_baseline(name, family, rows, state, private)
     return fits
@@ -205,7 +207,23 @@ def _baseline(how: _How, n_components: int, name: str) -> Program:
 def _fedgrem_fits(phase: str, rows: Ragged, how: _How, settings: Sequence[tuple[int, float]]) -> list[MixtureFit]:
     """FedGrEM with each (components, C_lambda), in lockstep."""
     states, private = how.drive(phase, rows, [_fedgrem(how, r, c) for r, c in settings], fedgrem.State)
-    return [of_fedgrem("fedgrem", how.family, rows, states[i], private[i], c) for i, (_, c) in enumerate(settings)]
+    penalty = how.options.get("penalty", "squared")
+    return [
+        of_fedgrem("fedgrem", how.family, rows, states[i], private[i], c, penalty) for i, (_, c) in enumerate(settings)
+    ]
+
+
+def _with_own(fit: MixtureFit, rows: Ragged, how: _How, alone: Tensor) -> MixtureFit:
+    """Give those who do better alone [M] the mixtures that their own rows lead to."""
+    if not bool(alone.any()) or fit.c_lambda == 0:
+        return fit
+    (own,) = _fedgrem_fits("own mixtures", rows, how, [(len(fit.centre), 0.0)])
+    return replace(
+        fit,
+        theta=torch.where(alone[:, None, None], own.theta, fit.theta),
+        weights=torch.where(alone[:, None], own.weights, fit.weights),
+        freedom=torch.where(alone[:, None], 1.0, fit.freedom),
+    )
 
 
 # -- choices ----------------------------------------------------------------------------------------------------------
@@ -225,16 +243,27 @@ def choose_c_lambda(
 ) -> Choice:
     """Choose C_lambda by federated validation: the largest whose held-out log-likelihood is as good as the best.
 
-    It may be worse by two standard errors, paired over clients that are no outliers: from few rows the likelihood hardly
-    tells, and where it does not, sharing errs less.
-
-    Clients hold rows out and fit all candidates, in lockstep and from one start, on the others. Who is an outlier is judged
-    by most candidates. Parameters are those of `fit_mixture`.
+    It may be worse by a quarter of a standard error, paired over clients that are no outliers. Clients hold rows out three
+    times, and fit all candidates on the others, in lockstep and from one start. Who is an outlier is judged by most
+    candidates. Parameters are those of `fit_mixture`.
     """
-    part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
-    rough = _How(family, seed, min(rounds, _ROUNDS), _TOL * tol, start, reject, drive, options)  # see `_ROUNDS`
-    fits = _fedgrem_fits("choose C_lambda", part, rough, [(n_components, c) for c in candidates])
-    return _simplest(tuple(candidates), [-c for c in candidates], fits, held)
+    return _validated(rows, _How(family, seed, rounds, tol, start, reject, drive, options), n_components, candidates)[0]
+
+
+def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[float]) -> tuple[Choice, Tensor]:
+    """Choose C_lambda, and find who does clearly better alone.  -> choice, [M]"""
+    rough = replace(how, rounds=min(how.rounds, _ROUNDS), tol=_TOL * how.tol)
+    settings, fits, held = [(n_components, c) for c in candidates], [], []
+    for split in range(_SPLITS):
+        part, out = rows.split(_SHARE, seed=how.seed, purpose=f"validation {split}")
+        fits.append(_fedgrem_fits(f"choose C_lambda {split + 1}", part, rough, settings))
+        held.append(out)
+    total = torch.stack([_totals(own, out) for own, out in zip(fits, held, strict=True)]).sum(0)  # [K, M]
+    good = _good([fit for own in fits for fit in own], held[0])
+    n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
+    choice = _simplest(tuple(candidates), [-c for c in candidates], total[:, good], n, _LITTLE)
+    alone = total[list(candidates).index(0.0)] - total[choice.best] if 0.0 in candidates else total.new_zeros(len(good))
+    return choice, alone > _CLEARLY
 
 
 def choose_components(
@@ -265,17 +294,30 @@ def choose_components(
         scores = [-bic(fit, rows, good=_good(fits, rows)) for fit in fits]
         return Choice(values, tuple(scores), scores.index(max(scores)))
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
-    return _simplest(values, values, _fedgrem_fits("choose components", part, how, settings), held)
+    fits = _fedgrem_fits("choose components", part, how, settings)
+    good = _good(fits, held)
+    return _simplest(values, values, _totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()), _ERRORS)
 
 
-def _simplest(values: tuple[float, ...], size: Sequence[float], fits: Sequence[MixtureFit], held: Ragged) -> Choice:
-    """Choose the candidate of the smallest size whose held-out likelihood is as good as the best, but for chance."""
-    n, good = torch.from_numpy(held.layout.counts), _good(fits, held)
-    each = torch.stack([(log_likelihood(fit, held) * n)[good] for fit in fits])  # [K, M] sums over rows
-    scores = each.sum(1) / n[good].sum().clamp(min=1)
+def _totals(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
+    """Log-likelihood of every client's held-out rows under every fit.  [K, M]"""
+    return torch.stack([log_likelihood(fit, held) * torch.from_numpy(held.layout.counts) for fit in fits])
+
+
+def _simplest(values: tuple[float, ...], size: Sequence[float], each: Tensor, n: int, errors: float) -> Choice:
+    """Choose the candidate of the smallest size that is as good as the best, but for some standard errors.
+
+    Parameters
+    ----------
+    each : Tensor
+        [K, M] log-likelihoods of the clients' held-out rows.
+    n : int
+        How many rows these are.
+    """
+    scores = each.sum(1) / max(n, 1)
     worse = each[int(scores.argmax())] - each
     error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5 if worse.shape[1] > 1 else worse.new_zeros(len(worse))
-    as_good = (worse.sum(1) <= _ERRORS * error).tolist()
+    as_good = (worse.sum(1) <= errors * error + _TIE * each.sum(1).abs().max()).tolist()
     return Choice(values, tuple(scores.tolist()), min((s, i) for i, s in enumerate(size) if as_good[i])[1])
 
 

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 REVEALED = frozenset(
-    {"alone", "begun", "has_scale", "joint", "mixed", "mixes", "own_scale", "tilde", "weights"}
+    {"alone", "begun", "has_scale", "joint", "mixed", "mixes", "own_scale", "step", "tilde", "weights"}
 )  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
@@ -92,10 +92,11 @@ class MixtureFit:
 
 
 def of_fedgrem(
-    name: str, family: Family, rows: Ragged, state: fedgrem.State, private: Tensors, c_lambda: float
-) -> MixtureFit:
+    name: str, family: Family, rows: Ragged, state: fedgrem.State, private: Tensors, c_lambda: float,
+    penalty: fedgrem.Penalty = "squared",
+) -> MixtureFit:  # fmt: skip
     """What FedGrEM left with the server (state) and with the clients (private)."""
-    theta = fedgrem.estimates(state, family, private, torch.from_numpy(rows.layout.counts))
+    theta = fedgrem.estimates(state, family, private, torch.from_numpy(rows.layout.counts), penalty)
     left, whole = (_lengths(family, v - state.centre, state.scale) for v in (theta, private["tilde"]))
     free = torch.where(
         whole > 0, left / whole.clamp(min=1e-300), float(c_lambda == 0)

@@ -155,8 +155,8 @@ def _how(options: FitOptions) -> dict[str, Any]:
     m = options.mixture
     return {
         "rounds": m.rounds, "tol": m.tol, "seed": options.seed, "start": MixtureStart(m.restarts, m.iterations),
-        "reject": _number(m.reject), "c_eta": m.c_eta, "kappa": m.kappa, "together": m.together,
-        "robust": _number(m.robust),
+        "reject": _number(m.reject), "penalty": m.penalty, "c_eta": m.c_eta, "kappa": m.kappa,
+        "together": m.together, "robust": _number(m.robust),
         "share_weights": m.share_weights, "batch_size": m.batch_size, "clip": math.inf if m.clip is None else m.clip,
     }  # fmt: skip
 

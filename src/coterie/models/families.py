@@ -158,7 +158,7 @@ def gradient_step(
     clip: float = math.inf,
     *,
     capped: bool = True,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Step along the gradient: c_eta over a component's first weight, and never more than c_eta of the best step.
 
     That step is the best where the objective bends most; one that suits the gradient's own direction alone would swing for
@@ -181,15 +181,17 @@ def gradient_step(
     -------
     theta, along : Tensor
         [S, C, R, P]
+    length : Tensor
+        [S, C, R] of the step, in units of the gradient.
     """
     slope = family.ascent(theta, gamma, data, clip)
     if not capped:
         length = c_eta[:, None, None] / private["first_weights"].clamp(min=1e-9)
-        return (theta + length[..., None] * slope).nan_to_num(nan=0.0).clamp(-_FAR, _FAR), private["along"]
+        return (theta + length[..., None] * slope).nan_to_num(nan=0.0).clamp(-_FAR, _FAR), private["along"], length
     known = (private["along"] != 0).any(-1, keepdim=True)
     bend, along = family.curvature(torch.where(known, private["along"], 1.0), slope, gamma, data)
     length = c_eta[:, None, None] / torch.maximum(private["first_weights"], bend).clamp(min=1e-9)
-    return theta + length[..., None] * slope, along
+    return theta + length[..., None] * slope, along, length
 
 
 def drawn_row(weight: Tensor, u: Tensor) -> Tensor:

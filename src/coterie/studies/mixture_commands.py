@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from coterie.data.contamination import KINDS
+from coterie.studies import fedgrem_adaptive as adaptive
 from coterie.studies import fedgrem_adversarial as adversarial
 from coterie.studies import fedgrem_real as real
 from coterie.studies import fedgrem_simulation as simulation
@@ -113,3 +114,28 @@ def fedgrem_adversarial(
     with progress() as tell:
         outcome = adversarial.run(settings, tell)
     show(outcome, adversarial.COLUMNS, caption=adversarial.CAPTION, as_json=as_json)
+
+
+@app.command(adaptive.NAME)
+def fedgrem_adaptive(
+    d: Annotated[str | None, typer.Option("--d", help="Dimensions, comma-separated.")] = None,
+    r: Annotated[str | None, typer.Option("--r", help="Numbers of components, comma-separated.")] = None,
+    h: Annotated[str | None, typer.Option("--h", help="Distances from common parameters, comma-separated.")] = None,
+    n: Annotated[str | None, typer.Option("--n", help="Rows of every client, comma-separated.")] = None,
+    apart: Annotated[float | None, typer.Option(help="Smallest distance between two centres.")] = None,
+    rounds: Rounds = None,
+    tol: Tolerance = None,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Whether FedGrEM is ever worse than local EM or FedEM, over a grid of sizes and distances."""
+    given: dict[str, Any] = {"apart": apart, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
+    given |= {"d": numbers("--d", d, int), "r": numbers("--r", r, int), "n": numbers("--n", n, int)}
+    given |= {"h": numbers("--h", h, float)}
+    settings = adaptive.Settings(seed=seed, **{**(adaptive.QUICK if quick else {}), **stated(given)})
+    with progress() as tell:
+        outcome = adaptive.run(settings, tell)
+    show(outcome, adaptive.COLUMNS, caption=adaptive.CAPTION, as_json=as_json)
