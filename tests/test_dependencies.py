@@ -69,7 +69,7 @@ def test_every_import_is_declared() -> None:
 
 def test_every_dependency_is_imported() -> None:
     found = {distribution(name) for tree in modules().values() for name in imported(tree)}
-    assert NEEDED | EXTRA == found - {None}
+    assert found - {None} == NEEDED | EXTRA
 
 
 def test_the_command_line_starts_without_what_an_extra_brings() -> None:

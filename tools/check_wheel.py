@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the wheel and use it as strangers do: clean environments, another folder. `make wheel-test`.
 
-Once with the newest versions that pyproject.toml allows, once with the oldest. torch is the same in both, installed first and by
-its version, since otherwise pip brings several gigabytes of CUDA along.
+Once with the newest versions that pyproject.toml allows, once with the oldest. torch is the same in both, installed first
+and by its version, since otherwise pip brings several gigabytes of CUDA along.
 """
 
 import json
@@ -23,7 +23,9 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 def run(*words: str | Path, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a command, and end with what it has said when its exit code is not the one that is wanted."""
-    done = subprocess.run([str(word) for word in words], cwd=cwd, env=CLEAN, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, env=CLEAN, capture_output=True, text=True, check=False
+    )
     if done.returncode != code:
         sys.exit(f"{' '.join(map(str, words))}\nended with {done.returncode}, not {code}\n{done.stdout}{done.stderr}")
     return done
