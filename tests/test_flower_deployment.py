@@ -52,7 +52,7 @@ def made(place: Path) -> Iterator[Federation]:
         pytest.skip(f"no port can be opened here: {error}")
     rows = place / "rows.parquet"
     try:
-        yield up(nodes=NODES, data=rows, client="site", target="y", folder=place / "fed", tls=True, patience=300)
+        yield up(nodes=NODES, data=rows, client="site", target="y", folder=place / "fed", tls=True, patience=600)
     finally:
         down(place / "fed")
 
@@ -89,5 +89,8 @@ def test_a_node_that_was_killed_is_there_again(made: Federation, place: Path) ->
     kill(process_of(made, "node-2"))
     assert not find(place / "fed").running()["node-2"]
     again = restart(made, "node-2")
-    again.await_nodes(300)
+    again.await_nodes(600)  # ends as soon as all are there, or one has died
+    present = process_of(again, "node-2")
+    assert present.log_begins > 0  # what follows is not the word of the node that was killed
+    assert "SuperNode ID: " in present.said()
     assert all(find(place / "fed").running().values())

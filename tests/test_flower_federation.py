@@ -24,7 +24,7 @@ from coterie.data.readers import read
 from coterie.errors import ConfigError, DataError, RunError
 from coterie.flower import federation, processes
 from coterie.flower.connection import Connection, environment
-from coterie.flower.processes import Process, alive, free_port, run_table, start, stop
+from coterie.flower.processes import Process, alive, free_port, kill, run_table, start, stop
 from coterie.flower.shares import deal
 
 LISTENER = """\
@@ -34,17 +34,23 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 with socket.create_server(("127.0.0.1", port)):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(f"running on http://127.0.0.1:{port}", flush=True)
+    print("SuperNode ID: 7", flush=True)
     time.sleep(600)
 """
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
-STUBBORN = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
+]
 
 
 def begin(command: list[str], folder: Path, name: str = "one") -> Process:
     return start(name, command, log=folder / f"{name}.log", environment=os.environ, folder=folder)
 
 
-def eventually(condition: object, seconds: float = 10.0) -> bool:
+def eventually(condition: object, seconds: float = 300.0) -> bool:
+    """Wait for what should happen; so long only where it does not."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():  # type: ignore[operator]
@@ -82,7 +88,7 @@ def test_stop_ends_what_a_process_has_started(tmp_path: Path) -> None:
 
 def test_stop_uses_force_after_its_patience(tmp_path: Path) -> None:
     process = begin(STUBBORN, tmp_path)
-    time.sleep(1.0)  # until it ignores the signal
+    assert eventually(lambda: "deaf" in process.said())
     assert stop([process], patience=0.3) == ["one"]
     assert not alive(process)
 
@@ -196,8 +202,8 @@ def test_up_starts_and_down_stops_everything(fake: Path) -> None:
 
 def test_down_after_a_crash_stops_the_rest_and_up_works_again(fake: Path) -> None:
     made = up(fake)
-    os.kill(made.processes[1].pid, signal.SIGKILL)
-    assert eventually(lambda: made.running() == {"superlink": True, "node-0": False, "node-1": True})
+    kill(made.processes[1])
+    assert made.running() == {"superlink": True, "node-0": False, "node-1": True}
     assert federation.down(fake / "fed") == ["superlink", "node-1"]
     try:
         assert all(up(fake).running().values())
@@ -208,12 +214,23 @@ def test_down_after_a_crash_stops_the_rest_and_up_works_again(fake: Path) -> Non
 def test_a_killed_node_is_started_again_as_it_was(fake: Path) -> None:
     made = up(fake)
     try:
-        os.kill(made.processes[1].pid, signal.SIGKILL)
-        assert eventually(lambda: not made.running()["node-0"])
+        kill(made.processes[1])
         again = federation.restart(made, "node-0")
         assert all(again.running().values())
         assert again.commands == made.commands
         assert federation.find(fake / "fed").running() == again.running()
+    finally:
+        federation.down(fake / "fed")
+
+
+def test_a_node_that_is_refused_is_not_taken_for_the_one_that_was_killed(fake: Path) -> None:
+    made = up(fake)
+    try:
+        kill(made.processes[1])
+        (fake / "flower-supernode").write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
+        again = federation.restart(made, "node-0")
+        with pytest.raises(RunError, match="node-0 could not be started"):  # though the SuperLink misses nobody yet
+            again.await_nodes(300)
     finally:
         federation.down(fake / "fed")
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is killed with SIGKILL and resumed ends with the models of one that was left in peace, to the last bit."""
 
+import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,30 @@ import torch
 from benchmarks.kill_and_resume import COTERIE, fit_command, same, write_data
 from safetensors.torch import save_file
 
+# The command line, in a process that is killed in the middle of writing a checkpoint, after so many whole ones.
+KILLED = """\
+import os, signal, sys
+left, put = int(sys.argv.pop(1)), os.replace
+def replace(source, target):
+    global left
+    if os.path.basename(target) == "state.safetensors":
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    put(source, target)
+os.replace = replace
+from coterie.cli import main
+main()
+"""
+
 
 def run_with_kills(command: list[str], out: Path, *writes: int) -> None:
-    """Run, but kill it as soon as it has written so many checkpoints, and resume it, each time; then let it end."""
+    """Run, but kill it when it has written so many checkpoints, and resume it, each time; then let it end."""
     for wanted in writes:
-        seen: set[int] = set()
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
-            while len(seen) < wanted:
-                assert started.poll() is None, "it has ended before it could be killed"
-                if (out / "state.safetensors").exists():
-                    seen.add((out / "state.safetensors").stat().st_mtime_ns)
-                time.sleep(0.001)
-            started.kill()
+        words = command[len(COTERIE) :]
+        done = subprocess.run([sys.executable, "-c", KILLED, str(wanted), *words], capture_output=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert list(out.rglob("*.tmp"))
         command = [*COTERIE, "resume", str(out), "--checkpoint-seconds", "0"]
     subprocess.run(command, check=True, capture_output=True)
 

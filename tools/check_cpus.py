@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the numerical part of the tests as three kinds of processors would. `make test-cpus`.
 
-torch and MKL choose their kernels by the processor, and results differ in the last digits: no choice may turn on them. What a
-processor has is chosen when nothing is set, AVX-512 where there is any. Words after the command are for pytest.
+torch and MKL choose their kernels by the processor, and results differ in the last digits: no choice may turn on them. With
+nothing set they take the best that there is, AVX-512 where the machine has it. Words after the command are for pytest.
 """
 
 import os

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the wheel and use it as strangers do: clean environments, another folder. `make wheel-test`.
 
-Once with the newest versions that pyproject.toml allows, once with the oldest. torch is the same in both, installed first and by
-its version, since otherwise pip brings several gigabytes of CUDA along.
+Once with the newest versions that pyproject.toml allows, once with the oldest. torch is the same in both, installed first
+and by its version, since otherwise pip brings several gigabytes of CUDA along.
 """
 
 import json

@@ -22,6 +22,13 @@ class Process:
     pid: int
     born: str
     log: str
+    log_begins: int = 0  # what stands before was said by others of its name
+
+    def said(self) -> str:
+        """What it has written to its log."""
+        with Path(self.log).open("rb") as file:
+            file.seek(self.log_begins)
+            return file.read().decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,14 @@ def start(name: str, command: Sequence[str], *, log: Path, environment: Mapping[
     """Start a process in the background: its own session, so that Ctrl-C in the terminal does not reach it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
+        begins = file.tell()
         made = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             env=dict(environment), cwd=folder, start_new_session=True,
         )  # fmt: skip
     found = run_table().get(made.pid)
     made.returncode = 0  # not to be waited for: it is meant to outlive this process
-    return Process(name, made.pid, "" if found is None else found.born, str(log))
+    return Process(name, made.pid, "" if found is None else found.born, str(log), begins)
 
 
 def alive(process: Process, table: Mapping[int, Running] | None = None) -> bool:
