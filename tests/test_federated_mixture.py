@@ -75,11 +75,10 @@ def test_defaults_are_those_of_the_options() -> None:
 
 def test_defaults_are_those_of_the_algorithm() -> None:
     chosen, (fitted, algorithm) = options().mixture, map(inspect.signature, (fit_mixture, fedgrem))
-    said = {"clip": math.inf if chosen.clip is None else chosen.clip}  # where options have another word
     names = {name for name in type(chosen).model_fields if name in algorithm.parameters}
-    assert {"c_eta", "kappa", "together", "robust", "share_weights", "batch_size", "clip"} <= names
+    assert {"c_eta", "kappa", "together", "robust", "share_weights", "batch_size", "penalty"} <= names
     for name in names - set(fitted.parameters):
-        assert algorithm.parameters[name].default == said.get(name, getattr(chosen, name)), name
+        assert algorithm.parameters[name].default == getattr(chosen, name), name
     for name in ("rounds", "tol", "reject"):
         assert fitted.parameters[name].default == getattr(chosen, name), name
     start = MixtureStart(chosen.restarts, chosen.iterations)

@@ -2,7 +2,6 @@
 """Fitting mixtures from rows: methods from one start, C_lambda and the number of components chosen on held-out rows."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ def test_validation_shares_among_clients_alike_and_leaves_others_alone() -> None
     apart = choose_c_lambda(groups(8, apart=1.5), Gaussian(2), 3, **QUICK)
     assert alike.value >= 4.0
     assert apart.value <= 1.0  # centres deviate by 1.5
-    assert {0.0, math.inf} <= set(alike.values)  # every client alone, and all with one mixture
+    assert {0.25, math.inf} <= set(alike.values)  # next to alone, and all with one mixture
     assert apart.scores[apart.values.index(math.inf)] < apart.scores[0]
     assert alike.scores[0] < alike.scores[alike.best] <= max(alike.scores)
 
@@ -92,7 +91,7 @@ def test_a_client_that_does_clearly_better_alone_has_a_mixture_of_its_own() -> N
     fit = fit_mixture(rows, Gaussian(2), 3, reject=math.inf, **QUICK)  # nobody is rejected: rows held out decide
     assert fit.c_lambda is not None
     assert fit.c_lambda >= 2.0
-    assert fit.freedom[7].tolist() == [1.0] * 3
+    assert float(fit.freedom[7].min()) > 0.99  # the smallest candidate adds 1/16 to 15 rows
     assert float(fit.freedom[:7].max()) < 0.9
     own = torch.stack([x[7, g::3].mean(0) for g in range(3)])
     torch.testing.assert_close(torch.cdist(own, fit.theta[7]).min(1).values, torch.zeros(3).double(), atol=0.05, rtol=0)
@@ -125,26 +124,20 @@ def test_candidates_in_lockstep_equal_candidates_alone() -> None:
     assert several.scores == pytest.approx(alone, abs=1e-10)
 
 
-def choice(each: list[list[float]], size: list[float], monkeypatch: pytest.MonkeyPatch) -> int:
+def choice(each: list[list[float]], size: list[float], errors: float = 2.0) -> int:
     """What is chosen of candidates with these held-out likelihoods, by client."""
-    rows = groups(len(each[0]))
-    fit = fit_mixture(rows, Gaussian(2), 3, c_lambda=1.0, rounds=1, start=START)
-    fits = [replace(fit, method=str(i)) for i in range(len(each))]
-    likely = torch.tensor(each, dtype=torch.float64)
-    monkeypatch.setattr(mixture_fit, "log_likelihood", lambda fit, rows: likely[int(fit.method)])
-    return mixture_fit._simplest(tuple(size), size, fits, rows).best
+    return mixture_fit._simplest(tuple(size), size, torch.tensor(each, dtype=torch.float64), 4, errors).best
 
 
-def test_the_simplest_candidate_within_two_paired_standard_errors_of_the_best_is_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_simplest_candidate_within_some_paired_standard_errors_of_the_best_is_chosen() -> None:
     # Differences 1, 2, 3, 2 have mean 2 and standard error 0.41; -1, 3, 0, 2 have mean 1 and standard error 0.91.
     clear, unclear = [[0, 0, 0, 0], [1, 2, 3, 2]], [[0, 0, 0, 0], [-1, 3, 0, 2]]
-    assert choice(clear, [1, 2], monkeypatch) == 1
-    assert choice(unclear, [1, 2], monkeypatch) == 0
-    assert choice(unclear, [2, 1], monkeypatch) == 1
+    assert choice(clear, [1, 2]) == 1
+    assert choice(unclear, [1, 2]) == 0
+    assert choice(unclear, [2, 1]) == 1
+    assert choice(unclear, [1, 2], errors=1.0) == 1
     # All clients are 100 worse off than others, under both alike: pairs do not mind.
-    assert choice([[0, 100, 0, 100], [1, 102, 3, 102]], [1, 2], monkeypatch) == 1
+    assert choice([[0, 100, 0, 100], [1, 102, 3, 102]], [1, 2]) == 1
 
 
 def test_methods_fitted_together_equal_methods_fitted_alone() -> None:

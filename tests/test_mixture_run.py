@@ -170,7 +170,7 @@ def test_words_stand_for_what_has_no_end() -> None:
 
 
 def test_all_options_reach_the_algorithm() -> None:
-    words = ("mixture.share_weights=3.0", "mixture.batch_size=8", "mixture.clip=0.5", "mixture.c_eta=0.5",
+    words = ("mixture.share_weights=3.0", "mixture.batch_size=8", "mixture.penalty=norm", "mixture.c_eta=0.5",
              "mixture.kappa=0.5", "mixture.together=0", "mixture.iterations=3", "training.participation=0.6")  # fmt: skip
     clients = clusters(outlier=True).clients()
     plain = fit_clients(clients, chosen("baselines=false", rounds=4, tol=0)).mixtures.fit.theta

@@ -191,9 +191,8 @@ class MixtureOptions(_Options):
     together: float = Field(8.0, ge=0)
     robust: Annotated[float | Literal["off"], _or_endless("off")] = 2.0
     reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
-    share_weights: float = Field(2.0, ge=0)
+    share_weights: float = Field(4.0, ge=0)
     batch_size: int | None = Field(None, ge=1)
-    clip: float | None = Field(None, gt=0)
 
 
 class PersonalOptions(_Options):

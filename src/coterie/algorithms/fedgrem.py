@@ -49,6 +49,7 @@ Penalty = Literal["squared", "norm"]
 
 _PARTING = 0.8  # what a round leaves of the penalty that clients begin with
 _RETURN = 0.5  # share of the limit of outlier scores below which one that was left alone is drawn to the centre again
+_SHORTER = -2 / 3  # power of the round by which steps with batches become shorter
 _STEADY = 0.01  # relative change of the penalty in a round below which estimates may count as settled
 _CLEARLY = 1.0  # log-likelihood by which a client's own first fit must be better, for it to go back there
 _TINY = 1e-12  # weight of a component that counts as none
@@ -86,10 +87,9 @@ def fedgrem(
     together: float = 8.0,
     robust: float = 2.0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
-    share_weights: float = 2.0,
+    share_weights: float = 4.0,
     reject: float = math.inf,
     batch_size: int | None = None,
-    clip: float = math.inf,
     tol: float = 0.0,
     inner: int | None = None,
     capped: bool = True,
@@ -127,9 +127,8 @@ def fedgrem(
         Outlier score above which a client has no part in the central update, and is left alone if it is still there when
         penalties are steady; the paper has no such limit.
     batch_size : int, optional
-        Rows of a round, drawn anew; all by default.
-    clip : float
-        Largest length of one row's part of a gradient.
+        Rows of a round, drawn anew; all by default. With batches steps become shorter, as (t + 1)^(-2/3), and proportions
+        are averaged at the same rate, so that single batches do not matter; all rounds are made, and nobody goes back.
     tol : float
         Stop when nobody's estimate moves by more than this, relative to the centres' lengths; 0 never stops early.
     inner : int, optional
@@ -145,7 +144,9 @@ def fedgrem(
             continue
         lam, pull = _next_lambda(state, family, c_lambda, penalty, kappa, together)
         steady = math.isclose(state.pull, pull, rel_tol=_STEADY)  # else what changes may well move estimates again
-        back = steady and together > 0 and not state.parted
+        batches = batch_size is not None and batch_size < int(state.n.max())
+        back = steady and together > 0 and not state.parted and not batches
+        rate = (state.round + 1) ** _SHORTER if batches else 1.0
         got = yield Ask(
             gradient_em,
             {
@@ -153,8 +154,9 @@ def fedgrem(
                 "pull": _number(state.pull), "penalty": penalty, "c_eta": _number(c_eta),
                 "share_weights": _number(share_weights),
                 "usual": state.away.new_tensor(usual(state.away[state.n > 0])),
-                "key": keys.key(seed, state.round, "fedgrem"), "batch_size": batch_size, "clip": clip, "capped": capped,
+                "key": keys.key(seed, state.round, "fedgrem"), "batch_size": batch_size, "capped": capped,
                 "reject": _number(reject if steady else math.inf), "back": torch.tensor(back),
+                "rate": _number(rate),
             },
             {
                 "estimate": Stack(), "n": Stack(), "away": Stack(), "scatter": Sum(), "within": Sum(), "shares": Sum(),
@@ -173,9 +175,9 @@ def fedgrem(
         part = (state.n > 0) & (scores(state) <= reject)
         most = robust * _root(state, family) / (1 - kappa)
         reach = min(pull, most) if penalty == "norm" else most * bool(pull)
-        state = replace(_updated(state, got, family, part, reach, inner), lam=lam, pull=pull)
+        state = replace(_updated(state, got, family, part, reach, inner, rate), lam=lam, pull=pull)
         change = _change(before, state, family, part)
-        state = replace(state, settled=bool(tol) and steady and not back and change <= tol)
+        state = replace(state, settled=bool(tol) and steady and not back and not batches and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
     return state
 
@@ -235,8 +237,10 @@ def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
     return both
 
 
-def _updated(state: State, got: Replies, family: Family, part: Tensor, lam: float, inner: int | None) -> State:
-    """The central update of those who have a part in it [M], and the common scale."""
+def _updated(
+    state: State, got: Replies, family: Family, part: Tensor, lam: float, inner: int | None, rate: float
+) -> State:
+    """The central update of those who have a part in it [M], and, at some rate, the common scale and proportions."""
     tilde = state.tilde[part]
     if lam:
         at = family.coordinates(tilde, state.scale)
@@ -248,6 +252,7 @@ def _updated(state: State, got: Replies, family: Family, part: Tensor, lam: floa
     scale = family.scale_of(got["scatter"], within) if float(within) > 0 else state.scale
     counted = float(got["counted"])
     mean_weights = got["shares"] / counted if counted > 0 else state.mean_weights
+    scale, mean_weights = state.scale.lerp(scale, rate), state.mean_weights.lerp(mean_weights, rate)
     return replace(state, centre=centre, scale=scale, mean_weights=mean_weights)
 
 
@@ -276,7 +281,7 @@ def _estimate(
         theta = drawn(private["tilde"], centre, torch.where(free, 0.0, pull), private["step"] / rows)
     else:
         at = family.coordinates(private["tilde"] - centre, scale) if family.has_scale else None
-        reach = torch.where(free, 0.0, (pull / rows.sqrt()).expand(private["weights"].shape))
+        reach = torch.where(free, 0.0, private["rate"][..., None] * pull / rows.sqrt()).expand(private["weights"].shape)
         theta = shrunk(private["tilde"], centre, reach, at)
     return torch.where(private["begun"][..., None, None], theta, centre)
 
@@ -308,9 +313,11 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
         theta, weights = _likelier(shared, private, theta, weights, data, n)
     gamma, likelihood = expect(family.log_density(theta, scale, data), weights, data)
     mean = torch.where(present[:, None], shares(gamma, data), weights)  # Alg. 1: w_r = mean of gamma_ir
-    new, counts = _shared_weights(shared, mean, n)
+    new, counts = _shared_weights(shared, mean, n, data.n)
+    rate = shared["rate"][:, None]
+    new = weights.lerp(new, rate[..., None])
     tilde, along, step = gradient_step(
-        family, theta, gamma, data, private, shared["c_eta"], shared["clip"], capped=shared["capped"]
+        family, theta, gamma, data, private, shared["c_eta"] * shared["rate"], capped=shared["capped"]
     )
     # a component without rows says nothing, so that distances count by their shares
     away = (family.coordinates(tilde - centre, scale).norm(dim=-1).clamp(max=1e150) * new).sum(-1)  # [S, C]
@@ -332,19 +339,19 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
     far = shared["reject"][:, None] * torch.where(private["alone"], _RETURN, 1.0)
     begun, alone = private["begun"] | present, score > far
     kept = {"tilde": tilde, "weights": new, "first_weights": first, "along": along, "step": step}
-    return reply, {**kept, "begun": begun, "alone": alone}
+    return reply, {**kept, "rate": rate.expand(begun.shape), "begun": begun, "alone": alone}
 
 
-def _shared_weights(shared: dict[str, Any], mean: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+def _shared_weights(shared: dict[str, Any], mean: Tensor, n: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Proportions with the further rows, and how much a client counts for the common ones: less if it is far from them.
 
     Round by round the weighted mean becomes Huber's centre, whose reach is what chance does to proportions at most.
-    mean [S, C, R] -> [S, C, R], [S, C]
+    mean [S, C, R] of the rows that were seen [C], of n [C] -> [S, C, R], [S, C]
     """
     rows, common = n.clamp(min=1).to(torch.float64), shared["mean_weights"][:, None]
     more = shared["share_weights"][:, None, None] * mean.shape[-1]
     new = (mean * rows[:, None] + common * more) / (rows[:, None] + more)
-    reach = 1.0 / rows.sqrt()
+    reach = 1.0 / seen.clamp(min=1).to(torch.float64).sqrt()
     return new, reach / torch.maximum((mean - common).norm(dim=-1), reach)
 
 
@@ -354,13 +361,14 @@ def _likelier(
     """Go back to the client's own first fit, drawn to the centre like any, where the penalised likelihood is larger there.
 
     Who was held together with clients that are not alike may have ended in an optimum that is theirs, or with a component
-    that nothing belongs to: proportions count by the law that is flat but for one row more in each component.
+    that nothing belongs to: proportions count by the rows that `share_weights` adds, and by one in each component at least.
     """
     family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]
     first, step = private["first_weights"], shared["c_eta"][:, None, None] / private["first_weights"].clamp(min=1e-9)
     own = {**private, "tilde": private["first"], "step": step}
     pull, rows = shared["pull"][:, None], n.clamp(min=1).to(torch.float64)
     there = _estimate(family, own, centre, scale, pull[..., None], n, shared["penalty"])
+    more = (shared["share_weights"][:, None, None] * first.shape[-1] * shared["mean_weights"][:, None]).clamp(min=1.0)
     merit = []
     for at, share in ((theta, weights), (there, first)):
         away = family.coordinates(at - centre, scale).norm(dim=-1)  # [S, C, R]
@@ -369,7 +377,7 @@ def _likelier(
         else:
             fine = pull * rows.sqrt() * (share * away).sum(-1)
         likelihood = rows * expect(family.log_density(at, scale, data), share, data)[1]
-        merit.append(likelihood + share.clamp(min=_TINY).log().sum(-1) - fine.nan_to_num(nan=0.0))
+        merit.append(likelihood + (more * share.clamp(min=_TINY).log()).sum(-1) - fine.nan_to_num(nan=0.0))
     back = shared["back"][:, None] & private["begun"] & (merit[1] > merit[0] + _CLEARLY)
     return torch.where(back[..., None, None], there, theta), torch.where(back[..., None], first, weights)
 

@@ -71,7 +71,7 @@ def fresh_mixture(n_components: int, family: Family, *, own_metric: bool = False
     theta = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
     fresh = {
         "tilde": theta, "weights": equal, "first_weights": equal, "along": theta, "step": torch.zeros_like(equal),
-        "first": theta,
+        "first": theta, "rate": torch.ones((), dtype=torch.float64),
         "begun": torch.tensor(False), "alone": torch.tensor(False),
     }  # fmt: skip
     return fresh | ({"own_scale": family.unit_scale(), "has_scale": torch.tensor(False)} if own_metric else {})

@@ -43,6 +43,9 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
     c_lambda : float or "common", optional
         How strongly clients' components are drawn together: 0 leaves every client alone, "common" gives all the same
         ones; None chooses it on held-out rows.
+    penalty : {"squared", "norm"}
+        On a client's distance from the centre: its square, where 1 / `c_lambda` is how much clients' components deviate in
+        units of a component's own deviation; or the paper's, the distance itself.
     restarts, iterations : int
         Starts of every client's own first fit, and steps of each.
     rounds, tol : int, float
@@ -54,11 +57,10 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
     reject : float or "nobody"
         Outlier score above which a client has no part in the centre and is left alone.
     share_weights : float
-        How strongly proportions are drawn together; 0 leaves them to every client.
+        Rows for each component that every client's proportions have besides its own, dealt by the common proportions; 0
+        leaves proportions to every client.
     batch_size : int, optional
-        Rows of each client in a round; all by default.
-    clip : float, optional
-        Largest length of one row's part of a gradient.
+        Rows of each client in a round, whose steps become shorter from round to round; all by default.
     participation : float
         Share of the clients in a round.
     standardise : bool
@@ -114,9 +116,8 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         together: float = 8.0,
         robust: float | Literal["off"] = 2.0,
         reject: float | Literal["nobody"] = 3.5,
-        share_weights: float = 2.0,
+        share_weights: float = 4.0,
         batch_size: int | None = None,
-        clip: float | None = None,
         participation: float = 1.0,
         standardise: bool = True,
         baselines: bool = False,
@@ -141,7 +142,6 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         self.reject = reject
         self.share_weights = share_weights
         self.batch_size = batch_size
-        self.clip = clip
         self.participation = participation
         self.standardise = standardise
         self.baselines = baselines

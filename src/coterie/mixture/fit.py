@@ -40,7 +40,7 @@ __all__ = [
     "choose_components", "fit_methods", "fit_mixture", "in_process", "labels", "log_likelihood",
 ]  # fmt: skip
 
-C_LAMBDAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
+C_LAMBDAS = (0.25, 0.5, 0.8, 1.25, 2.0, 3.2, 5.0, 8.0, math.inf)
 METHODS = (
     "fedgrem", "fedgrem-paper", "fedgrem-exact", "local-em", "local-grem", "pooled-em", "pooled-grem",
     "pooled-components", "fedem", "tgmm", "tgmm-mutual", "fedgmm",
@@ -55,7 +55,7 @@ _HELD_OUT = 0.2
 _SPLITS, _SHARE = 3, 0.25  # C_lambda is validated so often, each time on this share of the rows
 _ERRORS = 2.0  # standard errors, of differences paired over clients, that fewer components may be behind the best
 _TIE = 1e-6  # and, relative to it, what rounding may be
-_LITTLE = 0.25  # and that a larger C_lambda may be
+_LITTLE = 1.0  # and that a smaller C_lambda may be
 _CLEARLY = 6.0  # log-likelihood of held-out rows by which a client must do better alone to be left alone
 _ROUNDS, _TOL = 60, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
@@ -109,7 +109,7 @@ def fit_mixture(
 ) -> MixtureFit:
     """Fit FedGrEM; without c_lambda, it is chosen among candidates on held-out rows first.
 
-    Then a client whose held-out rows were clearly likelier under a mixture of its own rows alone has that.
+    Then a client whose held-out rows were clearly likelier under the smallest candidate, next to alone, has that mixture.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def fit_mixture(
         return _fedgrem_fits("fit", rows, how, [(n_components, c_lambda)])[0]
     choice, alone = _validated(rows, how, n_components, candidates)
     (fit,) = _fedgrem_fits("fit", rows, how, [(n_components, choice.value)])
-    return _with_own(replace(fit, choice=choice), rows, how, alone)
+    return _with_own(replace(fit, choice=choice), rows, how, alone, min(candidates))
 
 
 def fit_methods(
@@ -178,9 +178,9 @@ def fit_methods(
         if name.startswith("fedgrem"):
             c_lambda = 2.0 if choice is None or name in PRESETS else choice.value
             fit = of_fedgrem(name, family, rows, state, private, c_lambda, "norm" if name in PRESETS else "squared")
-            fits[name] = (
-                fit if alone is None or name in PRESETS else _with_own(replace(fit, choice=choice), rows, how, alone)
-            )
+            if alone is not None and name == "fedgrem":
+                fit = _with_own(replace(fit, choice=choice), rows, how, alone, min(candidates))
+            fits[name] = fit
         else:
             fits[name] = of_baseline(name, family, rows, state, private)
     return fits
@@ -213,16 +213,16 @@ def _fedgrem_fits(phase: str, rows: Ragged, how: _How, settings: Sequence[tuple[
     ]
 
 
-def _with_own(fit: MixtureFit, rows: Ragged, how: _How, alone: Tensor) -> MixtureFit:
-    """Give those who do better alone [M] the mixtures that their own rows lead to."""
-    if not bool(alone.any()) or fit.c_lambda == 0:
+def _with_own(fit: MixtureFit, rows: Ragged, how: _How, alone: Tensor, least: float) -> MixtureFit:
+    """Give those who do better alone [M] the mixtures that their own rows lead to, under the smallest candidate."""
+    if not bool(alone.any()) or fit.c_lambda == least:
         return fit
-    (own,) = _fedgrem_fits("own mixtures", rows, how, [(len(fit.centre), 0.0)])
+    (own,) = _fedgrem_fits("own mixtures", rows, how, [(len(fit.centre), least)])
     return replace(
         fit,
         theta=torch.where(alone[:, None, None], own.theta, fit.theta),
         weights=torch.where(alone[:, None], own.weights, fit.weights),
-        freedom=torch.where(alone[:, None], 1.0, fit.freedom),
+        freedom=torch.where(alone[:, None], own.freedom, fit.freedom),
     )
 
 
@@ -241,17 +241,17 @@ def choose_c_lambda(
     drive: Drive = in_process,
     **options: Any,
 ) -> Choice:
-    """Choose C_lambda by federated validation: the largest whose held-out log-likelihood is as good as the best.
+    """Choose C_lambda by federated validation: the smallest whose held-out log-likelihood is as good as the best.
 
-    It may be worse by a quarter of a standard error, paired over clients that are no outliers. Clients hold rows out three
-    times, and fit all candidates on the others, in lockstep and from one start. Who is an outlier is judged by most
-    candidates. Parameters are those of `fit_mixture`.
+    It may be worse by a standard error, paired over clients that are no outliers: where rows hardly tell, clients are
+    rather left to themselves. Clients hold rows out three times, and fit all candidates on the others, in lockstep and from
+    one start. Who is an outlier is judged by most candidates. Parameters are those of `fit_mixture`.
     """
     return _validated(rows, _How(family, seed, rounds, tol, start, reject, drive, options), n_components, candidates)[0]
 
 
 def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[float]) -> tuple[Choice, Tensor]:
-    """Choose C_lambda, and find who does clearly better alone.  -> choice, [M]"""
+    """Choose C_lambda, and find who does clearly better under the smallest candidate.  -> choice, [M]"""
     rough = replace(how, rounds=min(how.rounds, _ROUNDS), tol=_TOL * how.tol)
     settings, fits, held = [(n_components, c) for c in candidates], [], []
     for split in range(_SPLITS):
@@ -261,9 +261,9 @@ def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[
     total = torch.stack([_totals(own, out) for own, out in zip(fits, held, strict=True)]).sum(0)  # [K, M]
     good = _good([fit for own in fits for fit in own], held[0])
     n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
-    choice = _simplest(tuple(candidates), [-c for c in candidates], total[:, good], n, _LITTLE)
-    alone = total[list(candidates).index(0.0)] - total[choice.best] if 0.0 in candidates else total.new_zeros(len(good))
-    return choice, alone > _CLEARLY
+    choice = _simplest(tuple(candidates), candidates, total[:, good], n, _LITTLE)
+    gain = total[candidates.index(min(candidates))] - total[choice.best]
+    return choice, gain > _CLEARLY
 
 
 def choose_components(

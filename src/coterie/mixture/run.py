@@ -157,7 +157,7 @@ def _how(options: FitOptions) -> dict[str, Any]:
         "rounds": m.rounds, "tol": m.tol, "seed": options.seed, "start": MixtureStart(m.restarts, m.iterations),
         "reject": _number(m.reject), "penalty": m.penalty, "c_eta": m.c_eta, "kappa": m.kappa,
         "together": m.together, "robust": _number(m.robust),
-        "share_weights": m.share_weights, "batch_size": m.batch_size, "clip": math.inf if m.clip is None else m.clip,
+        "share_weights": m.share_weights, "batch_size": m.batch_size,
     }  # fmt: skip
 
 

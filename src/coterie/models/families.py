@@ -6,7 +6,6 @@ Gradients are those of the log density times the component's variance: a step of
 Gaussian mixture, whatever the units.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -74,11 +73,8 @@ class Family(Protocol):
     def log_density(self, theta: Tensor, scale: Tensor, data: Block) -> Tensor:
         """Every row under every component.  theta [S, C | 1, R, P] -> [S, C, N, R]"""
 
-    def ascent(self, theta: Tensor, gamma: Tensor, data: Block, clip: float) -> Tensor:
-        """(1/n) sum_i gamma_ir (d log p / d theta_r) times the variance.  gamma [S, C, N, R] -> [S, C, R, P]
-
-        No row's own gradient is longer than `clip`.
-        """
+    def ascent(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
+        """(1/n) sum_i gamma_ir (d log p / d theta_r) times the variance.  gamma [S, C, N, R] -> [S, C, R, P]"""
 
     def curvature(self, direction: Tensor, slope: Tensor, gamma: Tensor, data: Block) -> tuple[Tensor, Tensor]:
         """How much the objective bends, and a direction in which it bends more than in the given one.
@@ -155,7 +151,6 @@ def gradient_step(
     data: Block,
     private: Tensors,
     c_eta: Tensor,
-    clip: float = math.inf,
     *,
     capped: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,8 +167,6 @@ def gradient_step(
         first_weights [S, C, R], proportions at the start; along [S, C, R, P], where the objective bent most, or zero.
     c_eta : Tensor
         [S]
-    clip : float
-        Largest length of one row's part.
     capped : bool
         Whether a step is never more than c_eta of the best one.
 
@@ -184,7 +177,7 @@ def gradient_step(
     length : Tensor
         [S, C, R] of the step, in units of the gradient.
     """
-    slope = family.ascent(theta, gamma, data, clip)
+    slope = family.ascent(theta, gamma, data)
     if not capped:
         length = c_eta[:, None, None] / private["first_weights"].clamp(min=1e-9)
         return (theta + length[..., None] * slope).nan_to_num(nan=0.0).clamp(-_FAR, _FAR), private["along"], length
@@ -254,13 +247,9 @@ class Custom:
         """Every row of every client under every component of its own.  [S, C, N, R]"""
         return self._every(self.log_p, theta, data)
 
-    def ascent(self, theta: Tensor, gamma: Tensor, data: Block, clip: float) -> Tensor:
-        """By autograd, gamma fixed; every row alone where rows are clipped, which takes R P numbers for each."""
+    def ascent(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
+        """By autograd, gamma fixed."""
         weighted = gamma * data.weights[..., None]
-        if math.isfinite(clip):
-            each = self._every(torch.func.grad(self.log_p, 2), theta, data).nan_to_num(nan=0.0)  # [S, C, N, R, P]
-            short = (clip / each.norm(dim=-1).clamp(min=_TINY)).clamp(max=1.0)
-            return torch.einsum("scnr,scnrp->scrp", weighted * short, each)
 
         def objective(at: Tensor) -> Tensor:
             density = self.log_density(at, self.unit_scale(), data)
@@ -285,7 +274,7 @@ class Custom:
         """Some gradient steps, each as long as a component's weight allows."""
         share = shares(gamma, data).clamp(min=1e-3)[..., None]
         for _ in range(self.steps):
-            theta = theta + 0.5 * self.ascent(theta, gamma, data, math.inf) / share
+            theta = theta + 0.5 * self.ascent(theta, gamma, data) / share
         return theta
 
     def moments(self, gamma: Tensor, data: Block) -> Tensor:

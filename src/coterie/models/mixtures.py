@@ -76,10 +76,8 @@ class Gaussian:
         squared += mean.square().sum(-1)[:, :, None]
         return squared.clamp_(min=0).mul_(-0.5).add_(constant[:, :, None, None])
 
-    def ascent(self, theta: Tensor, gamma: Tensor, data: Block, clip: float) -> Tensor:
+    def ascent(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """(1/n) sum_i gamma_ir (x_i - theta_r)."""
-        if math.isfinite(clip):
-            gamma = gamma * (clip / torch.cdist(data.x.expand(len(theta), -1, -1, -1), theta)).clamp(max=1.0)
         slope, _ = self.slope(self.moments(gamma, data), theta)
         return slope / data.n.clamp(min=1)[:, None, None]
 
@@ -188,12 +186,9 @@ class Regression:
         factor = scale[:, :, None, None]
         return -0.5 * (self._residuals(theta, data) * factor).square() + factor.log() - 0.5 * math.log(2 * math.pi)
 
-    def ascent(self, theta: Tensor, gamma: Tensor, data: Block, clip: float) -> Tensor:
+    def ascent(self, theta: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """(1/n) sum_i gamma_ir (y_i - <x_i, theta_r>) x_i."""
         x, residual = self._features(data), self._residuals(theta, data)
-        if math.isfinite(clip):
-            length = residual.abs() * x.norm(dim=-1)[..., None]
-            residual = residual * (clip / length.clamp(min=_TINY)).clamp(max=1.0)
         return sums(gamma * residual * data.weights[..., None], x)
 
     def curvature(self, direction: Tensor, slope: Tensor, gamma: Tensor, data: Block) -> tuple[Tensor, Tensor]:
