@@ -252,9 +252,8 @@ def _updated(
     scale = family.scale_of(got["scatter"], within) if float(within) > 0 else state.scale
     counted = float(got["counted"])
     mean_weights = got["shares"] / counted if counted > 0 else state.mean_weights
-    old = {"scale": state.scale, "mean_weights": state.mean_weights}
-    new = {"scale": scale, "mean_weights": mean_weights}
-    return replace(state, centre=centre, **{name: old[name].lerp(new[name], rate) for name in old})
+    scale, mean_weights = state.scale.lerp(scale, rate), state.mean_weights.lerp(mean_weights, rate)
+    return replace(state, centre=centre, scale=scale, mean_weights=mean_weights)
 
 
 def scores(state: State) -> Tensor:

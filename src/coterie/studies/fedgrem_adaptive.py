@@ -91,9 +91,8 @@ def run(chosen: Settings, tell: Tell = silent) -> Outcome:
         row = {"d": d, "r": r, "h": h, "n": n, "reps": chosen.reps, "fedgrem": fedgrem, "local_em": local}
         rows.append(row | {"fedem": fedem, "ratio": fedgrem / min(local, fedem)})
     seconds = round(time.perf_counter() - begin, 3)
-    parts = [(d, [row for row in rows if row["d"] == d]) for d in chosen.d]
-    summary = [_summed_up(name, part) | {"seconds": seconds} for name, part in [*parts, ("all", rows)]]
-    return Outcome(NAME, asdict(chosen), rows, summary)
+    summary = [_summed_up(d, [row for row in rows if row["d"] == d]) for d in chosen.d] + [_summed_up("all", rows)]
+    return Outcome(NAME, asdict(chosen), rows, [line | {"seconds": seconds} for line in summary])
 
 
 def _repetition(task: tuple[Settings, Cell, int]) -> dict[str, float]:
