@@ -29,6 +29,7 @@ __all__ = [
     "typical_length",
 ]
 
+_FLAT = 1e-7  # slopes up to this, relative to the parameters, are none
 _TINY = 1e-12  # weight that a component keeps at least, so that its logarithm exists
 _FAR = 1e4  # where estimates stay that steps of any length have led away, as in the code of FedGrEM's authors
 _LOWEST = -1e300  # log density of a row that is infinitely far from everything
@@ -182,7 +183,9 @@ def gradient_step(
         length = c_eta[:, None, None] / private["first_weights"].clamp(min=1e-9)
         return (theta + length[..., None] * slope).nan_to_num(nan=0.0).clamp(-_FAR, _FAR), private["along"], length
     known = (private["along"] != 0).any(-1, keepdim=True)
-    bend, along = family.curvature(torch.where(known, private["along"], 1.0), slope, gamma, data)
+    flat = slope.norm(dim=-1, keepdim=True) <= _FLAT * (1 + theta.norm(dim=-1, keepdim=True))
+    steep = torch.where(flat, 0.0, slope)  # what is left of a slope by rounding has no direction
+    bend, along = family.curvature(torch.where(known, private["along"], 1.0), steep, gamma, data)
     length = c_eta[:, None, None] / torch.maximum(private["first_weights"], bend).clamp(min=1e-9)
     return theta + length[..., None] * slope, along, length
 
