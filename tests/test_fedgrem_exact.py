@@ -65,7 +65,7 @@ def test_six_rounds_equal_the_authors_loop(kind: str) -> None:
     first = {name: value.clone().numpy() for name, value in engine.worker.private[0].items()}
     state = engine.run([partial(fedgrem, rounds=6, **how)]).states[0]
     theta, w = authors_loop(xs, ys, first["tilde"], first["weights"], 6)
-    found = estimates(state, family, engine.worker.private[0], torch.full((4,), 60))
+    found = estimates(state, family, engine.worker.private[0], torch.full((4,), 60), "norm")
     np.testing.assert_allclose(found.numpy(), theta, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(engine.worker.private[0]["weights"].numpy(), w, rtol=1e-9)
 

@@ -89,7 +89,7 @@ def test_the_run_says_what_it_found(run: Path) -> None:
     assert [score["method"] for score in results["methods"]] == ["mixture", "global", "local"]
     assert (results["family"], results["covariance"], results["n_components"]) == ("gaussian", "full", 3)
     choice = results["c_lambda_choice"]
-    assert choice["values"][0] == 0.0
+    assert choice["values"][0] == 0.25
     assert choice["values"][-1] == "common"
     assert choice["values"][choice["chosen"]] == results["c_lambda"]
     assert max(choice["scores"]) == pytest.approx(choice["scores"][choice["chosen"]])
@@ -256,7 +256,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_models(data: Path, run: Path,
         patch.setattr(fit_runs, "fit_clients", stopping)
         with pytest.raises(KilledError):
             coterie("fit", data, *THREE, "--out", tmp_path / "r", "--checkpoint-seconds", 0)
-    assert (tmp_path / "r" / "checkpoints" / "choose-C_lambda.safetensors").exists()
+    assert (tmp_path / "r" / "checkpoints" / "choose-C_lambda-3.safetensors").exists()
     sentence, hint = refused("predict", tmp_path / "r", data)
     assert sentence == f"the run in {tmp_path / 'r'} has not finished"
     assert hint == f"continue it with `coterie resume {tmp_path / 'r'}`"

@@ -289,8 +289,8 @@ def test_rotated_cifar_runs_with_its_network(shared_data: Path):
 def test_without_a_name_the_studies_are_listed():
     shown = CliRunner().invoke(app, [], catch_exceptions=False)
     names = ["ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-digits", "ifca-rotated-cifar"]
-    names += ["mixed-regression", "mixed-regression-scaling"]
-    names += [f"fedgrem-{name}" for name in ("simulation", "pendigits", "mnist", "fashion", "adversarial")]
+    names += ["mixed-regression", "mixed-regression-scaling", "mixed-regression-ablation"]
+    names += [f"fedgrem-{name}" for name in ("simulation", "pendigits", "mnist", "fashion", "adversarial", "adaptive")]
     names += ["srpfl-linear", "srpfl-speedup", "srpfl-images", "compare-planted", "compare-real"]
     assert [line.split()[0] for line in shown.stdout.splitlines()[1 : len(names) + 1]] == names
     assert list(command()["studies"]) == names

@@ -110,7 +110,6 @@ def ifca(
     common = shared_parameters(model, shared_layers)
     while state.round < rounds and not state.settled:
         gamma = step_size * decay**state.round
-        cycle, pair = divmod(state.round, max(resample // 2, 1))
         got = yield Ask(
             assign_and_train,
             {
@@ -123,9 +122,7 @@ def ifca(
                 "training": training,
                 "by_rows": weighting == "rows",
                 "soft": soft,
-                "resample": resample,
-                "part": torch.tensor(2 * pair),
-                "shuffle": keys.key(seed, cycle, "resample"),
+                **_fresh_rows(resample, state.round, seed),
             },
             fold={
                 "update": ByCluster("share", per_cluster=soft),
@@ -166,6 +163,14 @@ def ifca(
         sizes = [int(n) for n in got["count"].round()]
         yield Save(state, {"loss": float(got["loss"]), "sizes": sizes, "moved": moved, "events": events})
     return state
+
+
+def _fresh_rows(resample: int, round_: int, seed: int) -> dict[str, Any]:
+    """Tell clients which parts of their rows a round takes; nothing where it takes all."""
+    if not resample:
+        return {}
+    cycle, pair = divmod(round_, resample // 2)
+    return {"resample": resample, "part": torch.tensor(2 * pair), "shuffle": keys.key(seed, cycle, "resample")}
 
 
 def _server_step(theta: Tensor, got: ClusterSums, length: float, over_all: bool, common: Tensor) -> Tensor:
@@ -219,7 +224,7 @@ def assign_and_train(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[dict[str, Any], Tensors]:
     """Alg. 1, lines 6 to 11: choose the best model, then a gradient or local training from it."""
-    if not shared["resample"]:
+    if "resample" not in shared:
         return _choose_and_train(shared, private, data, data)
     replies, kept = [], []
     for s in range(len(shared["theta"])):  # each run takes parts of its own
