@@ -344,7 +344,7 @@ def test_privacy_page_has_the_sizes_of_mixtures(family: Family, parameters: int,
     once = 8 * r * p + 8 + 8 * v + 8 + 8 * r
     start = (1 + family.has_scale) * once
     assert bytes_up(partial(fedgrem.fedgrem, rounds=0, **how)) == start
-    assert bytes_up(partial(fedgrem.fedgrem, rounds=1, **how)) - start == 8 * r * p + 16 + 8 * v + 8 + 8 * r + 8
+    assert bytes_up(partial(fedgrem.fedgrem, rounds=1, **how)) - start == 8 * r * p + 16 + 8 * v + 8 + 8 * r + 8 + 8
     alone = 24 + 8 * r
     rounds = {"local": alone, "fedem": 8 * r * q + 8 * v + alone, "tgmm": 8 * r * p + 8 + 8 * v + alone}
     for sharing, size in (rounds | {"pooled": rounds["fedem"]}).items():
