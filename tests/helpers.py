@@ -33,6 +33,7 @@ from coterie.engines.checkpoint import to_record
 from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
+from coterie.mixture.fit import PRESETS
 from coterie.models import Dense, Model, Network, linear_regression, softmax_regression
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
 from coterie.participation import Turnout
@@ -389,7 +390,9 @@ def em_case(name: str, family: Family, **options: Any) -> Case:
     def program(seed: int) -> Program:
         return lambda state: plain_em.em(state, family=family, seed=seed, **MIXTURE, **options)
 
-    trained = "weights" if options["sharing"] == "local" else "theta"  # local components stay with the clients
+    trained = (
+        "weights" if options["sharing"] in ("local", "tgmm") else "theta"
+    )  # where components stay with the clients
     rounding = SINGULAR if isinstance(family, Regression) else 1.0
     return Case(name, program, plain_em.State, lots=True, weight="own", model=trained, rounding=rounding)
 
@@ -492,14 +495,17 @@ CASES: list[Case] = [
     fedgrem_case("fedgrem", Gaussian(3)),
     fedgrem_case("fedgrem-full", Gaussian(3, "full"), c_lambda=0.5, share_weights=30.0),
     fedgrem_case("fedgrem-minibatch", Gaussian(3), batch_size=3),
+    fedgrem_case("fedgrem-exact", Gaussian(3), **PRESETS["fedgrem-exact"]),
     fedgrem_case("fedgrem-own-family", LAPLACE, c_lambda=0.5),
     fedgrem_case("fedgrem-regression", Regression(3, intercept=True, variance="estimated"), reject=3.0),
     em_case("local-em", Gaussian(3, "full"), sharing="local"),
     em_case("local-grem", Gaussian(3), sharing="local", gradient=True),
     em_case("pooled-em", Gaussian(3, "full"), sharing="pooled"),
     em_case("pooled-grem", Regression(3), sharing="pooled", gradient=True),
+    em_case("pooled-components", Regression(3), sharing="components"),
     em_case("fedem", Regression(3), sharing="fedem"),
     em_case("tgmm", Gaussian(3), sharing="tgmm"),
+    em_case("tgmm-mutual", Gaussian(3), sharing="mutual"),
     fedgmm_case("fedgmm", Regression(3)),
     fedgmm_case("fedgmm-rows", Gaussian(3)),
     linear_case("linear-representation"),

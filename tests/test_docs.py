@@ -346,13 +346,14 @@ def test_privacy_page_has_the_sizes_of_mixtures(family: Family, parameters: int,
     assert bytes_up(partial(fedgrem.fedgrem, rounds=0, **how)) == start
     assert bytes_up(partial(fedgrem.fedgrem, rounds=1, **how)) - start == 8 * r * p + 16 + 8 * v + 8 + 8 * r + 8 + 8
     alone = 24 + 8 * r
-    rounds = {"local": alone, "fedem": 8 * r * q + 8 * v + alone, "tgmm": 8 * r * p + 8 + 8 * v + alone}
-    for sharing, size in (rounds | {"pooled": rounds["fedem"]}).items():
+    rounds = {"local": alone, "pooled": 8 * r * q + 8 * v + alone, "components": 8 * r * q + 8 * v + alone}
+    rounds |= {"fedem": 8 * r * p + 8 * v + alone, "tgmm": 8 * v + alone, "mutual": 8 * r * p + 8 + 8 * v + alone}
+    for sharing, size in rounds.items():
         begun = once if sharing == "local" else start  # in its own metric
         assert bytes_up(partial(em.em, rounds=1, sharing=sharing, **how)) - begun == size
     if isinstance(family, Regression):
         described = 8 * (d + 1) + 8 * d * d
-        joint = 8 * r * q + 8 * v + 24 * (d + 1) + 8 * d * d + 16
+        joint = 8 * r * p + 8 * v + 24 * (d + 1) + 8 * d * d + 16
         assert bytes_up(partial(fedgmm.fedgmm, rounds=1, **how)) - start == described + joint
     theta, weights, scale = torch.zeros(8, r, p).double(), torch.full((8, r), 1 / r).double(), family.unit_scale()
     spread = spread_ask(family, theta[0], theta, weights, scale[None], torch.ones(8, dtype=torch.bool))

@@ -79,26 +79,71 @@ def test_a_pooled_gradient_round_steps_towards_the_em_step() -> None:
     torch.testing.assert_close(after.theta, start.theta + 0.95 / share * slope)
 
 
-def test_a_fedem_round_pools_rows_under_every_clients_own_proportions() -> None:
+def test_a_fedem_round_averages_whole_m_steps_of_the_clients_by_all_their_rows() -> None:
     xs = clients()
     first, (start, after), engine = begun(xs, "fedem")
+    gammas = [e_step(x, start.theta, first["weights"][k]) for k, x in enumerate(xs)]
+    steps = [g.T @ x / g.sum(0)[:, None] for g, x in zip(gammas, xs, strict=True)]
+    torch.testing.assert_close(after.theta, (30 * steps[0] + 40 * steps[1] + 50 * steps[2]) / 120)
+    torch.testing.assert_close(engine.worker.private[0]["weights"], torch.stack([g.mean(0) for g in gammas]))
+    pooled = torch.cat(gammas).T @ torch.cat(xs) / torch.cat(gammas).sum(0)[:, None]
+    assert float((after.theta - pooled).abs().max()) > 1e-3  # it is not the M-step of all rows
+
+
+def test_a_fedem_round_averages_the_clients_covariances_about_their_own_means() -> None:
+    xs = clients()
+    first, (start, after), _ = begun(xs, "fedem", family=Gaussian(2, "full"))
+    total = torch.zeros(2, 2, dtype=torch.float64)
+    for k, x in enumerate(xs):
+        gamma = e_step(x @ start.scale, start.theta @ start.scale, first["weights"][k])
+        away = x[:, None] - gamma.T @ x / gamma.sum(0)[:, None]  # [N, R, D]
+        total += torch.einsum("nr,nrd,nre->de", gamma, away, away)
+    torch.testing.assert_close(torch.linalg.inv(after.scale @ after.scale.T), total / 120, rtol=1e-4, atol=1e-4)
+
+
+def test_a_round_of_common_components_pools_rows_under_every_clients_own_proportions() -> None:
+    xs = clients()
+    first, (start, after), engine = begun(xs, "components")
     gammas = [e_step(x, start.theta, first["weights"][k]) for k, x in enumerate(xs)]
     gamma, x = torch.cat(gammas), torch.cat(xs)
     torch.testing.assert_close(after.theta, gamma.T @ x / gamma.sum(0)[:, None])
     torch.testing.assert_close(engine.worker.private[0]["weights"], torch.stack([g.mean(0) for g in gammas]))
 
 
-def test_tgmm_borrows_from_every_other_client() -> None:
+@pytest.mark.parametrize("sharing", ["tgmm", "mutual"])
+def test_five_rounds_of_borrowing_equal_a_plain_loop(sharing: Any) -> None:
     xs = clients()
-    first, states, engine = begun(xs, "tgmm")
-    steps = []
-    for k, x in enumerate(xs):
-        gamma = e_step(x, first["tilde"][k], first["weights"][k])
-        steps.append(gamma.T @ x / gamma.sum(0)[:, None])
-    theta, _, _ = own_parameters(states[-1], engine.worker.private[0], "tgmm")
-    for k in range(3):
-        others = sum(steps[j] for j in range(3) if j != k)
-        torch.testing.assert_close(theta[k], (steps[k] + 0.4 * others) / 1.8)
+    first, states, engine = begun(xs, sharing, rounds=5)
+    theta, weights, sources = list(first["tilde"]), list(first["weights"]), list(first["tilde"])
+    for _ in range(5):
+        steps = []
+        for k, x in enumerate(xs):
+            gamma = e_step(x, theta[k], weights[k])
+            weights[k] = gamma.mean(0)
+            steps.append(gamma.T @ x / gamma.sum(0)[:, None])
+        for k in range(3):
+            others = sum(sources[j] for j in range(3) if j != k)
+            theta[k] = (steps[k] + 0.4 * others) / 1.8
+        if sharing == "mutual":  # else sources stay what clients began with
+            sources = steps
+    found, proportions, _ = own_parameters(states[-1], engine.worker.private[0], sharing)
+    torch.testing.assert_close(found, torch.stack(theta))
+    torch.testing.assert_close(proportions, torch.stack(weights))
+
+
+@pytest.mark.parametrize("sharing", ["tgmm", "mutual"])
+def test_borrowing_has_had_its_effect_when_rounds_end(sharing: Any) -> None:
+    # Clients begin at optima of their own, where their M-steps stay: that must not end the rounds.
+    rows = ragged(clients((60, 60, 60, 60, 60)), None)
+    how = {"start": MixtureStart(restarts=3, iterations=100), "rounds": 200}
+    found = []
+    for tol in (1e-3, 1e-10):
+        state, _, engine = run_one(program(sharing, tol=tol, **how), rows)
+        found.append(own_parameters(state, engine.worker.private[0], sharing)[0])
+    spread = [float((theta - theta.mean(0)).norm(dim=-1).max()) for theta in found]
+    alone = run_one(program("local", rounds=1, start=how["start"]), rows)[2].worker.private[0]["tilde"]
+    assert spread[0] < 0.5 * float((alone - alone.mean(0)).norm(dim=-1).max())
+    torch.testing.assert_close(found[0], found[1], atol=0.02, rtol=0)  # 1e-3 of lengths up to 4, and what is left to go
 
 
 def test_twenty_local_rounds_of_regressions_equal_a_plain_loop() -> None:
@@ -130,8 +175,7 @@ def test_twenty_fedem_rounds_equal_a_plain_loop() -> None:
     for _ in range(20):
         gammas = [e_step(x, theta, w) for x, w in zip(xs, weights, strict=True)]
         weights = torch.stack([g.mean(0) for g in gammas])
-        gamma = torch.cat(gammas)
-        theta = gamma.T @ torch.cat(xs) / gamma.sum(0)[:, None]
+        theta = sum(len(x) / 120 * (g.T @ x / g.sum(0)[:, None]) for g, x in zip(gammas, xs, strict=True))
     torch.testing.assert_close(states[-1].theta, theta)
     torch.testing.assert_close(engine.worker.private[0]["weights"], weights)
 
@@ -173,7 +217,10 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("method", ["local", "local-gradient", "pooled", "pooled-gradient", "fedem", "tgmm", "fedgmm"])
+@pytest.mark.parametrize(
+    "method",
+    ["local", "local-gradient", "pooled", "pooled-gradient", "components", "fedem", "tgmm", "mutual", "fedgmm"],
+)
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_awkward_clients_give_no_nan(family: Any, method: str) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -193,15 +240,14 @@ def test_awkward_clients_give_no_nan(family: Any, method: str) -> None:
         assert not any(np.isnan(r.info.get("loss", 0.0)) for r in done.rounds)
 
 
-@pytest.mark.parametrize("sharing", ["local", "pooled", "fedem", "tgmm"])
+@pytest.mark.parametrize("sharing", ["local", "pooled", "components"])  # the others are no ascent of one objective
 @pytest.mark.parametrize("kind", ["gmm", "mor"])
 def test_likelihood_never_falls(sharing: Any, kind: Any) -> None:
     planted = planted_mixture(kind, n_clients=5, n_outliers=0, seed=0)
     family = Gaussian(10) if kind == "gmm" else Regression(10)
     _, done, _ = run_one(program(sharing, family, n_components=5, rounds=15), planted.rows)
     losses = [r.info["loss"] for r in done.rounds[1:]]
-    if sharing != "tgmm":  # borrowing is no step of one objective
-        assert all(b <= a + 1e-8 for a, b in pairwise(losses))
+    assert all(b <= a + 1e-8 for a, b in pairwise(losses))
 
 
 def test_fedgmm_of_regressions_recovers_the_common_components() -> None:
@@ -247,15 +293,16 @@ def test_a_fedgmm_round_matches_hand_calculation() -> None:
         own = engine.worker.private[0]["joint"][k]
         torch.testing.assert_close(own, gammas[-1].mean(0).flatten())
     assert done.rounds[-1].info["loss"] == pytest.approx(float(torch.cat(losses).mean()))
-    gamma, x, y = torch.cat(gammas), torch.cat(xs), torch.cat(ys)
-    for r, share in enumerate(gamma.sum(1).T):
-        torch.testing.assert_close(
-            after.theta[r], torch.linalg.solve(x.T @ (share[:, None] * x), x.T @ (share * y)), rtol=1e-4, atol=1e-5
-        )
-    part = gamma.sum(2)
+    regressions, scatter = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
+    for gamma, x, y in zip(gammas, xs, ys, strict=True):
+        for r, share in enumerate(gamma.sum(1).T):  # a client's own least squares, by its share of the 100 rows
+            regressions[r] += len(x) / 100 * torch.linalg.solve(x.T @ (share[:, None] * x), x.T @ (share * y))
+        part = gamma.sum(2)
+        away = x[:, None] - part.T @ x / part.sum(0)[:, None]
+        scatter += torch.einsum("nq,nqd,nqe->de", part, away, away) / 100
+    torch.testing.assert_close(after.theta, regressions, rtol=1e-4, atol=1e-5)
+    part, x = torch.cat(gammas).sum(2), torch.cat(xs)
     torch.testing.assert_close(after.parts, part.T @ x / part.sum(0)[:, None])
-    away = x[:, None] - start.parts
-    scatter = torch.einsum("nq,nqd,nqe->de", part, away, away) / len(x)
     torch.testing.assert_close(torch.linalg.inv(after.part_scale @ after.part_scale.T), scatter, rtol=1e-4, atol=1e-4)
 
 

@@ -190,6 +190,15 @@ def test_scatter_and_scale_give_the_within_covariance() -> None:
     assert broken.isfinite().all()
 
 
+def test_rounding_does_not_turn_the_axes_of_a_round_covariance() -> None:
+    family, draw = Gaussian(3, "full"), torch.Generator().manual_seed(0)
+    scatter = 4.0 * torch.eye(3, dtype=torch.float64)  # every direction is an axis
+    for _ in range(5):
+        noise = 1e-12 * torch.randn(3, 3, generator=draw, dtype=torch.float64)
+        scale = family.scale_of(scatter + noise + noise.T, torch.tensor(1.0).double())
+        torch.testing.assert_close(scale, 0.5 * torch.eye(3).double(), rtol=0, atol=1e-6)  # a floor of 1e-6 is added
+
+
 def test_regression_scale_is_one_over_the_residuals_deviation() -> None:
     family = Regression(3, variance="estimated")
     assert float(family.scale_of(torch.tensor(18.0), torch.tensor(2.0))) == pytest.approx(1 / 3)

@@ -8,13 +8,15 @@ distance between their parameters.
 Departures: the stepwise search runs over several random orders of the clients, until one outcome has recurred, and solves
 each step by the Hungarian method, so that its cost is polynomial in R; then clients are realigned to a robust centre (the
 coordinatewise median), which outlier clients cannot drag; the order with the smallest robust score wins. Distances are
-capped throughout, so that outliers, whom no permutation fits, do not decide.
+capped throughout, so that outliers, whom no permutation fits, do not decide. A client may have found the same component
+twice; then orders are as good as each other, and it is the first of them, not rounding, that decides.
 """
 
 import itertools
 import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +29,7 @@ _RECURS = 3  # outcomes alike that end the search
 _REFINEMENTS = 20
 _TINY = 600  # alignments that are simply all tried
 _HUGE = 1e100  # where squares still fit
+_TIE = 1e-6  # scores and distances, relative, that are the same: rounding must not decide
 
 
 def score(theta: Tensor) -> float:
@@ -40,11 +43,8 @@ def exhaustive(theta: Tensor) -> Tensor:
     clients, components = theta.shape[:2]
     each = list(itertools.permutations(range(components)))
     first = tuple(range(components))
-    best = min(
-        itertools.product([first], *[each] * (clients - 1)),
-        key=lambda orders: score(_permuted(theta, torch.tensor(orders))),
-    )
-    return torch.tensor(best)
+    every = [torch.tensor(orders) for orders in itertools.product([first], *[each] * (clients - 1))]
+    return _first_of_the_best(every, [score(_permuted(theta, order)) for order in every])
 
 
 def align(theta: Tensor, seed: int, *, orders: int = _ORDERS) -> Tensor:
@@ -83,11 +83,26 @@ def _aligned(numbers: bytes, shape: tuple[int, ...], seed: int, orders: int) -> 
     found: list[Tensor] = []
     for _ in range(orders):
         stepwise = _stepwise(safe, torch.randperm(clients, generator=draw), cap)
-        found.append(_named_by_first(_refined(safe, stepwise)))
+        found.append(_named_by_first(_refined(safe, stepwise, cap)))
         if sum(torch.equal(found[-1], other) for other in found) == _RECURS:
             return found[-1]
     reach = min(float(_from_centre(safe, order).median()) for order in found)
-    return min(found, key=lambda order: float(_from_centre(safe, order).clamp(max=3 * reach).sum()))
+    return _first_of_the_best(found, [float(_from_centre(safe, order).clamp(max=3 * reach).sum()) for order in found])
+
+
+def _first_of_the_best(orders: list[Tensor], scores: list[float]) -> Tensor:
+    """The first whose score is the smallest, but for rounding."""
+    enough = min(scores) * (1 + _TIE)
+    return next(order for order, value in zip(orders, scores, strict=True) if value <= enough)
+
+
+def _assigned(cost: np.ndarray, unit: float) -> Tensor:
+    """Every name's own component at the least cost; where costs are the same, the nearest number.  [R, R] -> [R]"""
+    from scipy.optimize import linear_sum_assignment  # here: only servers need it, and it is slow to load
+
+    number = np.arange(len(cost))
+    away = np.sqrt(np.abs(number[:, None] - number) + number[:, None] / len(cost))  # sums of two orders differ
+    return torch.from_numpy(linear_sum_assignment(cost + _TIE * unit * away)[1])
 
 
 def _usual_distance(theta: Tensor) -> float:
@@ -99,26 +114,22 @@ def _usual_distance(theta: Tensor) -> float:
 
 def _stepwise(theta: Tensor, visit: Tensor, cap: float) -> Tensor:
     """Alignment Algorithm 2 in the given order: each client joins those before it as well as it can."""
-    from scipy.optimize import linear_sum_assignment  # here: only servers need it, and it is slow to load
-
     order = torch.arange(theta.shape[1]).repeat(len(theta), 1)
     placed = theta[visit]  # [M, R, P], in the order of the visits
     for i, k in enumerate(visit.tolist()):
         if i:
-            cost = torch.cdist(placed[:i], theta[k][None]).clamp_(max=cap).sum(0)  # [R, R]: name r, own component
-            order[k] = torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
+            cost = torch.cdist(placed[:i], theta[k][None]).clamp_(max=cap).mean(0)  # [R, R]: name r, own component
+            order[k] = _assigned(cost.numpy(), cap)
             placed[i] = theta[k][order[k]]
     return order
 
 
-def _refined(theta: Tensor, order: Tensor) -> Tensor:
+def _refined(theta: Tensor, order: Tensor, cap: float) -> Tensor:
     """Realign everybody to the median until nothing changes."""
-    from scipy.optimize import linear_sum_assignment  # here: only servers need it, and it is slow to load
-
     for _ in range(_REFINEMENTS):
         centre = _permuted(theta, order).median(0).values  # [R, P]
         cost = torch.cdist(centre[None], theta)  # [M, R, R]
-        new = torch.stack([torch.from_numpy(linear_sum_assignment(c)[1]) for c in cost.numpy()])
+        new = torch.stack([_assigned(c, cap) for c in cost.numpy()])
         if torch.equal(new, order):
             break
         order = new

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of regressions within clients: every row has one of R common models, in proportions of the client's own.
 
-EM with components from sums over all clients (as FedEM: Marfoq et al., NeurIPS 2021). Several random starts, with densities
-that are flat at first, advance in lockstep; then the likeliest goes on. Clients have too few rows here to begin with
-mixtures of their own, as FedGrEM does. As for all structures, noise is as wide as a client's own rows say.
+EM with components from sums over all clients. Several random starts, with densities that are flat at first, advance in
+lockstep; then the likeliest goes on. Clients have too few rows here to begin with mixtures of their own, as FedGrEM does. As
+for all structures, noise is as wide as a client's own rows say.
 """
 
 from dataclasses import dataclass, replace

@@ -24,7 +24,8 @@ _HUGE = 1e50  # features and targets beyond are taken as this: products of a few
 class Gaussian:
     """Normal components that share a covariance: the identity, a diagonal, or a full one.
 
-    The scale is W [D, D] with W W^T the inverse of the covariance. Moments are sums of rows, and how many they are.
+    The scale is W [D, D] with W W^T the inverse of the covariance, and symmetric: axes of equal variance have no directions
+    of their own, and rounding would choose them. Moments are sums of rows, and how many they are.
     """
 
     n_features: int
@@ -122,7 +123,7 @@ class Gaussian:
         if self.covariance == "diagonal":
             return torch.diag_embed((variances.clamp(min=0) + floor).rsqrt())
         values, vectors = torch.linalg.eigh(sigma)
-        scale: Tensor = vectors * (values.clamp(min=0) + floor).rsqrt()[..., None, :]
+        scale: Tensor = vectors * (values.clamp(min=0) + floor).rsqrt()[..., None, :] @ vectors.transpose(-1, -2)
         return scale
 
 

@@ -4,8 +4,8 @@
 Tian, Weng, Feng, ICML 2024, Section 4.1, Figure 3, Tables 4 and 5: ten clients, one of them an outlier, five components in
 ten dimensions. Errors are the largest over the good clients and components, mean over repetitions, not logarithms.
 
-`fedgrem` chooses C_lambda by federated validation, `fedgrem-paper` has the paper's C = 2. Rounds end early when nothing
-moves any more.
+`fedgrem` chooses C_lambda by federated validation, `fedgrem-paper` has the paper's C = 2, and `fedgrem-exact` the loop of
+the authors' code. Rounds end early when nothing moves any more.
 """
 
 import time

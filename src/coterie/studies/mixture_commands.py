@@ -43,7 +43,7 @@ def fedgrem_simulation(
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
-    """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures, one outlier client, against seven methods."""
+    """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures, one outlier client, against nine methods."""
     given: dict[str, Any] = {"outliers": outliers, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
     given |= {"h": numbers("--h", h, float), "methods": named("--methods", methods, METHODS)}
     base = {**(simulation.QUICK if quick else {}), **stated(given)}
