@@ -513,7 +513,7 @@ def test_who_was_left_alone_returns_at_half_the_limit() -> None:
     equal, far = torch.full((1, 6, 2), 0.5, dtype=torch.float64), torch.tensor([[4.0, 0.0], [-4.0, 0.0]]).double()
     private = {
         "tilde": far.expand(1, 6, 2, 2), "weights": equal, "first_weights": equal, "along": torch.zeros(1, 6, 2, 2).double(),
-        "step": equal, "first": far.expand(1, 6, 2, 2), "rate": torch.ones(1, 6).double(),
+        "stride": equal, "first": far.expand(1, 6, 2, 2), "rate": torch.ones(1, 6).double(),
         "begun": torch.ones(1, 6, dtype=torch.bool), "alone": (torch.arange(6) % 2 == 1)[None],
     }  # fmt: skip
     shared = {

@@ -278,7 +278,7 @@ def _estimate(
     """
     rows, free = n.clamp(min=1).to(torch.float64)[:, None], private["alone"][..., None]
     if penalty == "squared":
-        theta = drawn(private["tilde"], centre, torch.where(free, 0.0, pull), private["step"] / rows)
+        theta = drawn(private["tilde"], centre, torch.where(free, 0.0, pull), private["stride"] / rows)
     else:
         at = family.coordinates(private["tilde"] - centre, scale) if family.has_scale else None
         reach = torch.where(free, 0.0, private["rate"][..., None] * pull / rows.sqrt()).expand(private["weights"].shape)
@@ -338,7 +338,7 @@ def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tens
     first = torch.where(private["begun"][..., None], private["first_weights"], new)
     far = shared["reject"][:, None] * torch.where(private["alone"], _RETURN, 1.0)
     begun, alone = private["begun"] | present, score > far
-    kept = {"tilde": tilde, "weights": new, "first_weights": first, "along": along, "step": step}
+    kept = {"tilde": tilde, "weights": new, "first_weights": first, "along": along, "stride": step}
     return reply, {**kept, "rate": rate.expand(begun.shape), "begun": begun, "alone": alone}
 
 
@@ -365,7 +365,7 @@ def _likelier(
     """
     family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]
     first, step = private["first_weights"], shared["c_eta"][:, None, None] / private["first_weights"].clamp(min=1e-9)
-    own = {**private, "tilde": private["first"], "step": step}
+    own = {**private, "tilde": private["first"], "stride": step}
     pull, rows = shared["pull"][:, None], n.clamp(min=1).to(torch.float64)
     there = _estimate(family, own, centre, scale, pull[..., None], n, shared["penalty"])
     more = (shared["share_weights"][:, None, None] * first.shape[-1] * shared["mean_weights"][:, None]).clamp(min=1.0)

@@ -70,7 +70,7 @@ def fresh_mixture(n_components: int, family: Family, *, own_metric: bool = False
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
     theta = torch.zeros(n_components, family.n_parameters, dtype=torch.float64)
     fresh = {
-        "tilde": theta, "weights": equal, "first_weights": equal, "along": theta, "step": torch.zeros_like(equal),
+        "tilde": theta, "weights": equal, "first_weights": equal, "along": theta, "stride": torch.zeros_like(equal),
         "first": theta, "rate": torch.ones((), dtype=torch.float64),
         "begun": torch.tensor(False), "alone": torch.tensor(False),
     }  # fmt: skip

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 REVEALED = frozenset(
-    {"alone", "begun", "has_scale", "joint", "mixed", "mixes", "own_scale", "rate", "step", "tilde", "weights"}
+    {"alone", "begun", "has_scale", "joint", "mixed", "mixes", "own_scale", "rate", "stride", "tilde", "weights"}
 )  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
