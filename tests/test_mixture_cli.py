@@ -92,7 +92,7 @@ def test_the_run_says_what_it_found(run: Path) -> None:
     assert choice["values"][0] == 0.25
     assert choice["values"][-1] == "common"
     assert choice["values"][choice["chosen"]] == results["c_lambda"]
-    assert max(choice["scores"]) == pytest.approx(choice["scores"][choice["chosen"]])
+    assert max(choice["scores"]) - 0.05 < choice["scores"][choice["chosen"]]  # the smallest that is as good as the best
     assert results["components_choice"] is None
     assert [one["client"] for one in results["outliers"]] == ["s07"]
     assert results["outliers"][0]["score"] > results["outlier_threshold"] == 3.5
