@@ -65,7 +65,15 @@ def _fit(name: str, rows: Ragged, n_components: int, effort: Effort, seed: int) 
     start = MixtureStart(restarts=effort.starts)
     if name == "mixture":
         return fit_mixture(
-            rows, family, n_components, c_lambda=_PENALTY, rounds=_ROUNDS, tol=_TOL, seed=seed, start=start
+            rows,
+            family,
+            n_components,
+            c_lambda=_PENALTY,
+            penalty="norm",
+            rounds=_ROUNDS,
+            tol=_TOL,
+            seed=seed,
+            start=start,
         )
     method = {"global": "pooled-em", "local": "local-em"}[name]
     return fit_methods(rows, family, n_components, (method,), rounds=_ROUNDS, tol=_TOL, seed=seed, start=start)[method]
