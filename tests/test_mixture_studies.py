@@ -286,6 +286,26 @@ def test_fedgrem_beats_local_em_where_clients_are_alike():
     assert rows["fedgrem-paper"]["theta_error"] < rows["local-em"]["theta_error"]
 
 
+def test_each_c_eta_has_rows_of_its_own_and_methods_without_one_are_run_once():
+    tiny = "--h 0.25 --methods fedgrem-paper,local-em --reps 1 --rounds 8 --jobs 1"
+    both = command("fedgrem-simulation", *tiny.split(), "--c-eta", "0.55,1.35")["rows"]
+    assert [(row["method"], row["c_eta"]) for row in both] == [
+        ("fedgrem-paper", 0.55), ("local-em", None), ("fedgrem-paper", 1.35),
+    ]  # fmt: skip
+    assert [row["paper_theta_error"] for row in both] == [1.47, None, 1.24]
+    assert [row["paper_w_error"] for row in both] == [0.071, None, 0.071]
+    assert both[0]["theta_error"] != pytest.approx(both[2]["theta_error"], rel=1e-3)  # after few rounds steps matter
+    (alone,) = command("fedgrem-simulation", *tiny.replace(",local-em", "").split(), "--c-eta", "1.35")["rows"]
+    assert alone["theta_error"] == pytest.approx(both[2]["theta_error"], rel=1e-9)
+
+
+def test_tables_4_and_5_stand_beside_where_the_paper_has_them():
+    told = fedgrem_simulation._told
+    assert [told(fedgrem_simulation.PAPER, 1.05, h) for h in (0.0, 1.75, 2.0)] == [1.12, 2.07, None]
+    assert [told(fedgrem_simulation._PAPER_WEIGHTS, 0.95, h) for h in (0.5, 1.75)] == [0.068, None]
+    assert told(fedgrem_simulation.PAPER, 0.6, 0.0) is None
+
+
 def test_mixtures_of_regressions_are_simulated():
     rows = fedgrem_simulation.run(replace(TINY, model="mor", reps=1, rounds=5)).rows
     assert all(row["model"] == "mor" and row["paper_theta_error"] is None for row in rows)
@@ -354,6 +374,9 @@ def test_the_table_shows_ours_beside_the_papers(shared_data: Path):
         "fedgrem-simulation --outliers theirs",
         "fedgrem-simulation --methods fedgrem,ifca",
         "fedgrem-simulation --reps 0",
+        "fedgrem-simulation --c-eta 0.5,0",
+        "fedgrem-simulation --c-eta nan",
+        "fedgrem-simulation --c-eta 0.5 --methods local-em,fedem",
         "fedgrem-pendigits --covariance banded",
         "fedgrem-pendigits --contamination lies",
         "fedgrem-pendigits --bad -1",

@@ -36,6 +36,9 @@ def fedgrem_simulation(
         str | None, typer.Option(help="Outlier client as in the text (paper) or in the authors' code (official).")
     ] = None,
     methods: Methods = None,
+    c_eta: Annotated[
+        str | None, typer.Option(help="Step sizes of the FedGrEM methods times first weights, comma-separated.")
+    ] = None,
     rounds: Rounds = None,
     tol: Tolerance = None,
     jobs: Jobs = None,
@@ -47,6 +50,7 @@ def fedgrem_simulation(
     """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures, one outlier client, against nine methods."""
     given: dict[str, Any] = {"outliers": outliers, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
     given |= {"h": numbers("--h", h, float), "methods": named("--methods", methods, METHODS)}
+    given |= {"c_eta": numbers("--c-eta", c_eta, float)}
     base = {**(simulation.QUICK if quick else {}), **stated(given)}
     settings = simulation.Settings(cast(Any, model), seed=seed, **base)
     with progress() as tell:
