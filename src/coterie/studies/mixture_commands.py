@@ -25,6 +25,7 @@ Bad = Annotated[str | None, typer.Option(help="Numbers of contaminated clients, 
 Contaminated = Annotated[str | None, typer.Option("--contamination", help=f"How: {', '.join(KINDS)}.")]
 CovarianceOption = Annotated[str | None, typer.Option("--covariance", help="Of components: unit, diagonal or full.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes side by side; as many as there are cores by default.")]
+Times = Annotated[bool, typer.Option("--times", help="Fit methods one by one, and tell their CPU seconds.")]
 Rows = Annotated[int | None, typer.Option("--rows", help="Images of each client; all by default. Writers have theirs.")]
 
 
@@ -71,6 +72,7 @@ def _real_study(task: tasks.MixtureTask, help_: str, small: dict[str, Any]) -> N
         rounds: Rounds = None,
         tol: Tolerance = None,
         jobs: Jobs = None,
+        times: Times = False,
         seed: Seed = 0,
         seeds: Seeds = None,
         quick: Quick = False,
@@ -78,11 +80,11 @@ def _real_study(task: tasks.MixtureTask, help_: str, small: dict[str, Any]) -> N
     ) -> None:
         given: dict[str, Any] = {"contamination": contamination, "covariance": covariance, "rounds": rounds, "tol": tol}
         given |= {"jobs": jobs, "reps": seeds, "rows": rows, "bad": numbers("--bad", bad, int)}
-        given |= {"methods": named("--methods", methods, METHODS)}
+        given |= {"methods": named("--methods", methods, METHODS), "times": times}
         settings = replace(real.Settings(task.bad, seed=seed), **{**(small if quick else {}), **stated(given)})
         with progress() as tell:
             outcome = real.run(task, settings, tell)
-        show(outcome, real.COLUMNS, caption=real.CAPTION, as_json=as_json)
+        show(outcome, real.TIMED if times else real.COLUMNS, caption=real.CAPTION, as_json=as_json)
 
 
 _real_study(tasks.PENDIGITS, "Table 1 of FedGrEM: pen digits of 44 writers, some of them contaminated.", {"reps": 1})
