@@ -103,8 +103,8 @@ def test_weights_sum_to_one_and_are_those_of_the_rows_for_clients_nearby() -> No
     tilde = torch.tensor([[[0.0]], [[0.1]], [[0.2]], [[50.0]]], dtype=torch.float64)
     weight = central_weights(tilde, torch.tensor([10, 20, 30, 40]), 5.0, torch.zeros(1, 1, dtype=torch.float64))
     assert float(weight.sum()) == pytest.approx(1.0)
-    torch.testing.assert_close(weight[:3, 0] / weight[0, 0], torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
-    assert float(weight[3, 0] / weight[0, 0]) < 0.1  # 4 if it were near
+    torch.testing.assert_close(weight[:3, 0, 0] / weight[0, 0, 0], torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    assert float(weight[3] / weight[0]) < 0.1  # 4 if it were near
 
 
 def test_an_infinite_penalty_gives_the_mean_by_rows_and_no_penalty_the_geometric_median() -> None:
@@ -124,6 +124,45 @@ def test_far_points_pull_with_bounded_strength() -> None:
         tilde[9] = z
         centre = central_update(tilde, torch.full((10,), 25), 2.0, torch.zeros(1, 1, dtype=torch.float64))
         assert float(centre) == pytest.approx(2.0 / (9 * 5), rel=1e-3)
+
+
+# -- a sparse centre --------------------------------------------------------------------------------------------------
+def column(*values: float) -> Tensor:
+    """One component of one parameter.  [M, 1, 1]"""
+    return torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
+
+
+@pytest.mark.parametrize(("tau", "expected"), [(0.0, 5 + 4 / 12), (2.0, 5 + 2 / 12), (10.0, 4.5), (17.0, 0.0)])
+def test_a_sparse_centre_is_that_of_the_hand_calculation(tau: float, expected: float) -> None:
+    # Three clients at 5, one at 13, four rows each, lambda 2: who is more than 1 away pulls with 4. Within 1 of 5,
+    # 3 * 4 (c - 5) - 4 + tau = 0. All four pull a centre of 0 by 16 in all, less than a tau of 17.
+    tilde, n = column(5, 5, 5, 13), torch.full((4,), 4)
+    assert float(central_update(tilde, n, 2.0, column(5)[0], tau)) == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_sparse_mean_and_sparse_steps_are_those_of_the_hand_calculation() -> None:
+    mean = central_update(torch.tensor([[[2.0, 0.2]], [[4.0, -1.0]]]).double(), torch.tensor([4, 8]), math.inf,
+                          torch.zeros(1, 2).double(), 12.0)  # fmt: skip
+    assert mean.flatten().tolist() == pytest.approx([10 / 3 - 1, 0.0])  # the mean (10 / 3, -0.6), by 12 / (4 + 8)
+    # Thresholds are 8 / 16. The mean 2 becomes 1.5; then tilde - D is 0.5 three times and 2.5, whose mean 1 becomes 0.5.
+    tilde, n = column(0, 0, 0, 8), torch.full((4,), 4)
+    centre = [float((central_weights(tilde, n, 2.0, tilde[0], k, 8.0) * tilde).sum()) for k in (0, 1)]
+    assert centre == pytest.approx([1.5, 0.5])
+
+
+@pytest.mark.parametrize("steps", [None, 300])
+def test_the_first_order_condition_of_a_sparse_centre_holds(steps: int | None) -> None:
+    # What clients pull is balanced by tau where the centre is not 0, and at most tau where it is.
+    draw = torch.Generator().manual_seed(1)
+    tilde, n = torch.randn(30, 2, 6, generator=draw, dtype=torch.float64), torch.arange(1, 31)
+    tilde[:, :, :3] += 2
+    lam, tau = 3.0, 60.0
+    weight = central_weights(tilde, n, lam, torch.zeros(2, 6, dtype=torch.float64), steps, tau)
+    centre = (weight * tilde).sum(0)
+    pull = (n[:, None, None] * (tilde - shrunk(tilde, centre, lam / n.sqrt()[:, None].expand(-1, 2)))).sum(0)
+    assert (centre != 0).tolist() == [[True] * 3 + [False] * 3] * 2
+    torch.testing.assert_close(pull[:, :3], torch.full((2, 3), tau, dtype=torch.float64), atol=1e-5, rtol=0)
+    assert float(pull[:, 3:].abs().max()) < tau
 
 
 def vector(*values: float) -> Tensor:

@@ -117,6 +117,20 @@ def test_two_rounds_match_hand_calculation(kind: str) -> None:
     torch.testing.assert_close(found, shrunk(tilde, two.centre, (two.lam / n.sqrt())[:, None].expand(-1, 2)))
 
 
+@pytest.mark.parametrize("family", [Gaussian(8), Gaussian(8, "diagonal")], ids=["unit", "diagonal"])
+def test_a_sparse_centre_has_zeros_where_the_planted_ones_have(family: Family) -> None:
+    """Means of 120 rows miss by 0.09; of 240 rows' weight, a penalty of 96 sets up to 0.4 to 0, and 3 is far above."""
+    draw = torch.Generator().manual_seed(0)
+    planted = torch.tensor([[3.0, 0, 0, -3, 0, 0, 0, 0], [-3.0, 0, 0, 0, 0, 0, 3, 0]]).double()
+    xs = [planted.repeat(20, 1) + torch.randn(40, 8, generator=draw, dtype=torch.float64) for _ in range(6)]
+    plain, few = (run_one(program(family, rounds=20, c_lambda=5.0, sparse=tau), ragged(xs, None))[0].centre
+                  for tau in (0.0, 96.0))  # fmt: skip
+    order = few[:, 0].argsort(descending=True)
+    assert torch.equal(few[order] != 0, planted != 0)
+    assert (plain != 0).all()
+    assert (few[order].sign() == planted.sign()).all()
+
+
 def test_a_round_with_an_estimated_covariance_matches_hand_calculation() -> None:
     xs, family = [x @ torch.tensor([[2.0, 0.5], [0.0, 0.3]]).double() for x in blobs([20, 30, 25])], Gaussian(2, "full")
     kept, (start, one), _ = begun(family, ragged(xs, None), rounds=1, **PAPER, c_lambda=0.3)

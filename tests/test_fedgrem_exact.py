@@ -73,14 +73,14 @@ def test_six_rounds_equal_the_authors_loop(kind: str) -> None:
 def test_one_step_of_the_central_update_is_not_where_it_ends() -> None:
     # Three clients at 0, one at 8, four rows each, lambda 2: whatever is more than 1 away counts as 1.
     tilde, n = torch.tensor([0.0, 0.0, 0.0, 8.0]).double().view(4, 1, 1), torch.full((4,), 4)
-    centre = [float((central_weights(tilde, n, 2.0, tilde[0], k)[..., None] * tilde).sum()) for k in (0, 1, 2, 200)]
+    centre = [float((central_weights(tilde, n, 2.0, tilde[0], k) * tilde).sum()) for k in (0, 1, 2, 200)]
     # the mean 2; then 2 + (-1 - 1 - 1 + 1) / 4; then 1.5 + (-1 - 1 - 1 + 1) / 4; in the end 3 c = 1
     assert centre == pytest.approx([2.0, 1.5, 1.0, 1 / 3])
     assert float(central_update(tilde, n, 2.0, tilde[0])) == pytest.approx(1 / 3)
     uneven = central_weights(tilde, torch.tensor([1, 1, 1, 9]), 2.0, tilde[0], 1)
     # the mean 6; 2 is as far as one row counts and 2 / 3 as far as nine do: 6 - 3 * 2 / 12 + 9 * (2 / 3) / 12
-    assert float((uneven[..., None] * tilde).sum()) == pytest.approx(6.0)
-    torch.testing.assert_close(uneven.sum(0), torch.ones(1, dtype=torch.float64))
+    assert float((uneven * tilde).sum()) == pytest.approx(6.0)
+    torch.testing.assert_close(uneven.sum(0), torch.ones(1, 1, dtype=torch.float64))
 
 
 def test_an_uncapped_step_that_diverges_stays_a_number() -> None:

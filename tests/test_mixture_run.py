@@ -181,6 +181,16 @@ def test_all_options_reach_the_algorithm() -> None:
     assert fit_clients(clients, chosen("baselines=false", rounds=4, tol=0)).mixtures.fit.theta.equal(plain)
 
 
+def test_a_sparse_centre_needs_columns_that_are_not_mixed() -> None:
+    clients = clusters().clients()
+    for kind in ("diagonal", "unit"):
+        found = fit_clients(clients, chosen("baselines=false", rounds=4, c_lambda=2.0, sparse=1e6, covariance=kind))
+        assert (found.mixtures.fit.centre == 0).all()
+    with pytest.raises(ConfigError, match=r"mixture\.sparse") as raised:
+        fit_clients(clients, chosen("baselines=false", sparse=1.0))
+    assert "diagonal" in raised.value.hint
+
+
 # -- baselines and new clients ----------------------------------------------------------------------------------------
 def test_baselines_are_one_mixture_for_all_and_one_each(fitted: FittedMixture) -> None:
     assert [(s.method, s.label) for s in fitted.scores] == [

@@ -192,6 +192,7 @@ class MixtureOptions(_Options):
     robust: Annotated[float | Literal["off"], _or_endless("off")] = 2.0
     reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
     share_weights: float = Field(4.0, ge=0)
+    sparse: float = Field(0.0, ge=0, allow_inf_nan=False)
     batch_size: int | None = Field(None, ge=1)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedGrEM's central update, solved until it converges or for a few steps: a robust centre, to which estimates are drawn.
 
-Tian, Weng, Feng, ICML 2024, Algorithm 1 and appendix B.1, equation (6).
+Tian, Weng, Feng, ICML 2024, Algorithm 1 and appendix B.1, equation (6); appendix D for a centre that is sparse.
 """
 
 import math
@@ -16,8 +16,8 @@ _INNER = 1000  # steps at most
 _FAR = 1e300  # squared distances beyond are all the same
 
 
-def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tensor:
-    """Minimise sum_k n_k/2 |nu_k - tilde_k|^2 + sqrt(n_k) lam |nu_k - centre| over all nu_k and the centre.
+def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor, sparse: float = 0.0) -> Tensor:
+    """Minimise sum_k n_k/2 |nu_k - tilde_k|^2 + sqrt(n_k) lam |nu_k - centre|, plus sparse |centre|_1, over nu and centre.
 
     Parameters
     ----------
@@ -29,57 +29,74 @@ def central_update(tilde: Tensor, n: Tensor, lam: float, start: Tensor) -> Tenso
         Penalty; 0 (nobody cares for the centre) is taken as the limit of small ones: a geometric median.
     start : Tensor
         [R, P] where to begin.
+    sparse : float
+        l1 penalty of appendix D on the centre; 0 is Algorithm 1's.
 
     Returns
     -------
     Tensor
         [R, P] the centre; nu_k is `shrunk(tilde_k, centre, lam / sqrt(n_k))`.
     """
-    return (central_weights(tilde, n, lam, start)[..., None] * tilde).sum(0)
+    return (central_weights(tilde, n, lam, start, sparse=sparse) * tilde).sum(0)
 
 
-def central_weights(tilde: Tensor, n: Tensor, lam: float, start: Tensor, steps: int | None = None) -> Tensor:
-    """How much each client counts for the centre: the latter is then a weighted mean.  -> [M, R], sums to 1 over clients
+def central_weights(
+    tilde: Tensor, n: Tensor, lam: float, start: Tensor, steps: int | None = None, sparse: float = 0.0
+) -> Tensor:
+    """How much each client counts for the centre, which is then the weighted sum of theirs.  -> [M, R, P]
 
     Given the centre, nu_k is soft-thresholded; what is left for the centre is Huber's loss of the distances, minimised by
     reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond. With `steps`, it is
-    so many of the paper's from the mean, wherever one is told to start.
+    so many of the paper's from the mean, wherever one is told to start. Weights sum to one over clients, unless the centre
+    is `sparse`: then it is the mean with every coordinate soft-thresholded by `sparse` over the sum of weights.
     """
     rows = n.to(tilde.dtype)[:, None]  # [M, 1]
-    if math.isinf(lam):
-        return (rows / rows.sum()).expand(tilde.shape[:2])
+    if math.isinf(lam):  # all are within
+        return _stepped(tilde, rows, lam, 0, sparse)
     if steps is not None:
-        return _stepped(tilde, rows, lam, steps)
-    return torch.from_numpy(_reweighted(tilde.numpy(), rows.numpy(), max(lam, 1e-9), start.numpy()))
+        return _stepped(tilde, rows, lam, steps, sparse)
+    weight, left = _reweighted(tilde.numpy(), rows.numpy(), max(lam, 1e-9), start.numpy(), sparse)
+    return torch.from_numpy(weight)[..., None] * torch.from_numpy(left)
 
 
-def _stepped(tilde: Tensor, rows: Tensor, lam: float, steps: int) -> Tensor:
-    """Alternate D_k = soft-threshold(tilde_k - centre) and centre = mean of tilde_k - D_k, from the mean.  -> [M, R]"""
-    share, reach = rows / rows.sum(), lam / rows.sqrt()  # [M, 1]
-    weight = share.expand(tilde.shape[:2])
-    for _ in range(steps):
-        distance = (tilde - (weight[..., None] * tilde).sum(0)).norm(dim=-1)  # [M, R]
-        kept = share * (reach / distance.clamp(min=1e-300)).clamp(
-            max=1.0
-        )  # tilde_k - D_k: so much of tilde_k, else centre
-        weight = kept + (1 - kept.sum(0)) * weight
+def _stepped(tilde: Tensor, rows: Tensor, lam: float, steps: int, sparse: float) -> Tensor:
+    """Alternate D_k = soft-threshold(tilde_k - centre) and centre = mean of tilde_k - D_k, from the mean.  -> [M, R, P]"""
+    share, reach, threshold = rows / rows.sum(), lam / rows.sqrt(), sparse / rows.sum()  # [M, 1], [M, 1], []
+    weight = share[..., None].expand(tilde.shape)
+    for step in range(steps + 1):
+        if step > 0:
+            distance = (tilde - (weight * tilde).sum(0)).norm(dim=-1)  # [M, R]
+            kept = share * (reach / distance.clamp(min=1e-300)).clamp(max=1.0)
+            # tilde_k - D_k: so much of tilde_k, else centre
+            weight = kept[..., None] + (1 - kept.sum(0))[..., None] * weight
+        if sparse:
+            weight = weight * (1 - threshold / (weight * tilde).sum(0).abs().clamp(min=1e-300)).clamp(min=0.0)
     return weight
 
 
-def _reweighted(tilde: np.ndarray, rows: np.ndarray, lam: float, centre: np.ndarray) -> np.ndarray:
-    """Reweight until the centre stays. In numpy: on arrays as small as these a step takes a fifth of torch's time."""
+def _reweighted(
+    tilde: np.ndarray, rows: np.ndarray, lam: float, centre: np.ndarray, sparse: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reweight until the centre stays. In numpy: on arrays as small as these a step takes a fifth of torch's time.
+
+    -> weights [M, R], and what a soft threshold leaves of their mean [R, P]
+    """
     parts = np.ascontiguousarray(tilde.transpose(1, 0, 2))  # [R, M, P]
     size, reach = rows[:, 0], lam / np.sqrt(rows[:, 0])  # [M]
-    precision = 1e-10 * (1.0 + float(np.abs(centre).max()))
+    precision, left = 1e-10 * (1.0 + float(np.abs(centre).max())), np.ones_like(centre)
     for _ in range(_INNER):
         difference = parts - centre[:, None]
         distance = np.sqrt(np.minimum(np.einsum("rmp,rmp->rm", difference, difference), _FAR))
         weight = size * (reach / np.maximum(distance, reach))  # [R, M]
-        weight /= weight.sum(1, keepdims=True)
+        total = weight.sum(1, keepdims=True)
+        weight /= total
         before, centre = centre, (weight[:, None] @ parts)[:, 0]
+        if sparse:
+            left = np.maximum(1.0 - sparse / total / np.maximum(np.abs(centre), 1e-300), 0.0)
+            centre = left * centre
         if np.abs(centre - before).max() <= precision:
             break
-    return np.asarray(weight.T)
+    return np.asarray(weight.T), left
 
 
 def shrunk(tilde: Tensor, centre: Tensor, reach: Tensor, at: Tensor | None = None) -> Tensor:

@@ -93,6 +93,7 @@ def fedgrem(
     tol: float = 0.0,
     inner: int | None = None,
     capped: bool = True,
+    sparse: float = 0.0,
 ) -> Run:
     """Fit a mixture to every client, each helped by the others as far as they are alike.
 
@@ -135,6 +136,9 @@ def fedgrem(
         Steps of the central update, each from the mean; until it converges by default. The authors' code makes one.
     capped : bool
         Whether a step is never longer than C_eta of the best one; the authors' is C_eta / w0 whatever comes of it.
+    sparse : float
+        l1 penalty on the centre (appendix D), against n_k / 2 times squared distances: coordinates that are small at most
+        clients become 0 in it. In units of the scale, which must not mix coordinates: no full covariance.
     """
     if state is None:
         state = yield from _begin(family, n_components, start, seed)
@@ -175,7 +179,7 @@ def fedgrem(
         part = (state.n > 0) & (scores(state) <= reject)
         most = robust * _root(state, family) / (1 - kappa)
         reach = min(pull, most) if penalty == "norm" else most * bool(pull)
-        state = replace(_updated(state, got, family, part, reach, inner, rate), lam=lam, pull=pull)
+        state = replace(_updated(state, got, family, part, reach, inner, rate, sparse), lam=lam, pull=pull)
         change = _change(before, state, family, part)
         state = replace(state, settled=bool(tol) and steady and not back and not batches and change <= tol)
         yield Save(state, {"loss": float(got["loss"]), "change": change})
@@ -238,14 +242,13 @@ def _placed(old: Tensor, new: Tensor, ids: Tensor, size: int) -> Tensor:
 
 
 def _updated(
-    state: State, got: Replies, family: Family, part: Tensor, lam: float, inner: int | None, rate: float
+    state: State, got: Replies, family: Family, part: Tensor, lam: float, inner: int | None, rate: float, sparse: float
 ) -> State:
     """The central update of those who have a part in it [M], and, at some rate, the common scale and proportions."""
     tilde = state.tilde[part]
     if lam:
-        at = family.coordinates(tilde, state.scale)
-        weight = central_weights(at, state.n[part], lam, family.coordinates(state.centre, state.scale), inner)  # [M, R]
-        centre = (weight[..., None] * tilde).sum(0)
+        at, begin = (family.coordinates(theta, state.scale) for theta in (tilde, state.centre))
+        centre = (central_weights(at, state.n[part], lam, begin, inner, sparse) * tilde).sum(0)
     else:  # nobody is drawn to it, and any will do
         centre = tilde.median(0).values
     within = got["within"]

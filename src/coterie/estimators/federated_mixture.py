@@ -59,6 +59,8 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
     share_weights : float
         Rows for each component that every client's proportions have besides its own, dealt by the common proportions; 0
         leaves proportions to every client.
+    sparse : float
+        l1 penalty on the centre, in which coordinates that are small at most clients become 0; not with a full covariance.
     batch_size : int, optional
         Rows of each client in a round, whose steps become shorter from round to round; all by default.
     participation : float
@@ -117,6 +119,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         robust: float | Literal["off"] = 2.0,
         reject: float | Literal["nobody"] = 3.5,
         share_weights: float = 4.0,
+        sparse: float = 0.0,
         batch_size: int | None = None,
         participation: float = 1.0,
         standardise: bool = True,
@@ -141,6 +144,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         self.robust = robust
         self.reject = reject
         self.share_weights = share_weights
+        self.sparse = sparse
         self.batch_size = batch_size
         self.participation = participation
         self.standardise = standardise

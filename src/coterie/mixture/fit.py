@@ -150,23 +150,26 @@ def fit_methods(
     seed: int = 0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
+    c_eta: float = 0.95,
 ) -> dict[str, MixtureFit]:
     """Fit several methods in lockstep, from one start: "fedgrem" with C_lambda validated, the presets with C = 2.
 
     Parameters are those of `fit_mixture`; with presets clients do not begin together, and nobody is rejected.
     "fedgrem-paper" has a step that is never too long and a central update that converges; "fedgrem-exact" has neither.
+    Baselines know nothing of `c_eta`.
     """
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise ConfigError(f"there is no method '{unknown[0]}'", f"choose among {', '.join(METHODS)}")
-    how, choice, alone = _How(family, seed, rounds, tol, start, reject), None, None
+    how, choice, alone = _How(family, seed, rounds, tol, start, reject, options={"c_eta": c_eta}), None, None
     programs: dict[str, Program] = {}
     for name in methods:
         if name == "fedgrem":
             choice, alone = _validated(rows, how, n_components, candidates)
             programs[name] = _fedgrem(how, n_components, choice.value)
         elif name in PRESETS:
-            programs[name] = _fedgrem(replace(how, reject=math.inf, options=PRESETS[name]), n_components, 2.0)
+            preset = replace(how, reject=math.inf, options={**how.options, **PRESETS[name]})
+            programs[name] = _fedgrem(preset, n_components, 2.0)
         else:
             programs[name] = _baseline(how, n_components, name)
     engine = engine_on(rows)

@@ -157,7 +157,7 @@ def _how(options: FitOptions) -> dict[str, Any]:
         "rounds": m.rounds, "tol": m.tol, "seed": options.seed, "start": MixtureStart(m.restarts, m.iterations),
         "reject": _number(m.reject), "penalty": m.penalty, "c_eta": m.c_eta, "kappa": m.kappa,
         "together": m.together, "robust": _number(m.robust),
-        "share_weights": m.share_weights, "batch_size": m.batch_size,
+        "share_weights": m.share_weights, "sparse": m.sparse, "batch_size": m.batch_size,
     }  # fmt: skip
 
 
@@ -240,6 +240,11 @@ def check_mixture(clients: Clients, options: FitOptions) -> None:
     if len(clients.train.shape) != 1:
         raise ConfigError(f"rows of shape {clients.train.shape} are no rows of features", "flatten them")
     _check_foreign(options)
+    if m.sparse and m.covariance == "full" and schema.target is None:
+        raise ConfigError(
+            "mixture.sparse is set, and a full covariance mixes the columns whose centres it would make 0",
+            "add --set mixture.covariance=diagonal, or unit",
+        )
     if m.n_components is not None and m.n_components > rows:
         raise DataError(f"{m.n_components} components are more than the {rows} training rows", "ask for fewer")
     choosing = [name for name in ("n_components", "c_lambda") if getattr(m, name) is None]

@@ -25,6 +25,7 @@ Bad = Annotated[str | None, typer.Option(help="Numbers of contaminated clients, 
 Contaminated = Annotated[str | None, typer.Option("--contamination", help=f"How: {', '.join(KINDS)}.")]
 CovarianceOption = Annotated[str | None, typer.Option("--covariance", help="Of components: unit, diagonal or full.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes side by side; as many as there are cores by default.")]
+Times = Annotated[bool, typer.Option("--times", help="Fit methods one by one, and tell their CPU seconds.")]
 Rows = Annotated[int | None, typer.Option("--rows", help="Images of each client; all by default. Writers have theirs.")]
 
 
@@ -36,6 +37,9 @@ def fedgrem_simulation(
         str | None, typer.Option(help="Outlier client as in the text (paper) or in the authors' code (official).")
     ] = None,
     methods: Methods = None,
+    c_eta: Annotated[
+        str | None, typer.Option(help="Step sizes of the FedGrEM methods times first weights, comma-separated.")
+    ] = None,
     rounds: Rounds = None,
     tol: Tolerance = None,
     jobs: Jobs = None,
@@ -47,6 +51,7 @@ def fedgrem_simulation(
     """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures, one outlier client, against nine methods."""
     given: dict[str, Any] = {"outliers": outliers, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
     given |= {"h": numbers("--h", h, float), "methods": named("--methods", methods, METHODS)}
+    given |= {"c_eta": numbers("--c-eta", c_eta, float)}
     base = {**(simulation.QUICK if quick else {}), **stated(given)}
     settings = simulation.Settings(cast(Any, model), seed=seed, **base)
     with progress() as tell:
@@ -67,6 +72,7 @@ def _real_study(task: tasks.MixtureTask, help_: str, small: dict[str, Any]) -> N
         rounds: Rounds = None,
         tol: Tolerance = None,
         jobs: Jobs = None,
+        times: Times = False,
         seed: Seed = 0,
         seeds: Seeds = None,
         quick: Quick = False,
@@ -74,11 +80,11 @@ def _real_study(task: tasks.MixtureTask, help_: str, small: dict[str, Any]) -> N
     ) -> None:
         given: dict[str, Any] = {"contamination": contamination, "covariance": covariance, "rounds": rounds, "tol": tol}
         given |= {"jobs": jobs, "reps": seeds, "rows": rows, "bad": numbers("--bad", bad, int)}
-        given |= {"methods": named("--methods", methods, METHODS)}
+        given |= {"methods": named("--methods", methods, METHODS), "times": times}
         settings = replace(real.Settings(task.bad, seed=seed), **{**(small if quick else {}), **stated(given)})
         with progress() as tell:
             outcome = real.run(task, settings, tell)
-        show(outcome, real.COLUMNS, caption=real.CAPTION, as_json=as_json)
+        show(outcome, real.TIMED if times else real.COLUMNS, caption=real.CAPTION, as_json=as_json)
 
 
 _real_study(tasks.PENDIGITS, "Table 1 of FedGrEM: pen digits of 44 writers, some of them contaminated.", {"reps": 1})
