@@ -13,6 +13,7 @@ from coterie.engines.drive import Finished, Heard, Program, Round, drive, finish
 from coterie.engines.worker import Worker
 from coterie.participation import Clock, Everyone, Participation, Turnout
 from coterie.protocol import Ask, Replies, Tensors
+from coterie.threads import for_work
 
 __all__ = ["Finished", "InProcess", "Program", "Round"]
 
@@ -73,7 +74,8 @@ class InProcess:
 
     def run(self, programs: Sequence[Program], **how: Any) -> Finished:
         """Run programs side by side, a round of all at a time: see `drive` for what can be said."""
-        return drive(self, programs, **how)
+        with for_work(self.worker.rows.numbers(torch.arange(self.worker.rows.n_clients))):  # the server's part as well
+            return drive(self, programs, **how)
 
     @property
     def heard(self) -> None:
