@@ -12,7 +12,9 @@ from coterie.data.mixtures import drawn_centres, matched, planted_mixture
 from coterie.errors import ConfigError
 from coterie.mixture import fit as mixture_fit
 from coterie.mixture.fit import (
+    C_LAMBDAS,
     METHODS,
+    MixtureFit,
     bic,
     choose_c_lambda,
     choose_components,
@@ -125,8 +127,9 @@ def test_candidates_in_lockstep_equal_candidates_alone() -> None:
 
 
 def choice(each: list[list[float]], size: list[float], errors: float = 2.0) -> int:
-    """What is chosen of candidates with these held-out likelihoods, by client."""
-    return mixture_fit._simplest(tuple(size), size, torch.tensor(each, dtype=torch.float64), 4, errors).best
+    """The smallest of the candidates that are as good as the best, with these held-out likelihoods, by client."""
+    as_good = mixture_fit._as_good(torch.tensor(each, dtype=torch.float64), 4, errors)[1]
+    return min(as_good, key=size.__getitem__)
 
 
 def test_the_simplest_candidate_within_some_paired_standard_errors_of_the_best_is_chosen() -> None:
@@ -138,6 +141,39 @@ def test_the_simplest_candidate_within_some_paired_standard_errors_of_the_best_i
     assert choice(unclear, [1, 2], errors=1.0) == 1
     # All clients are 100 worse off than others, under both alike: pairs do not mind.
     assert choice([[0, 100, 0, 100], [1, 102, 3, 102]], [1, 2]) == 1
+
+
+def own_fits(away: list[float]) -> MixtureFit:
+    """Four clients with one component in two dimensions, each so far from the centre."""
+    theta = torch.tensor([[[a, 0.0]] for a in away], dtype=torch.float64)
+    nothing = torch.zeros(len(away), 1, dtype=torch.float64)
+    unit = torch.ones(1, dtype=torch.float64)
+    return MixtureFit(
+        "fedgrem", Gaussian(2), torch.zeros_like(theta[0]), theta, nothing, unit, nothing[:, 0], nothing, 1
+    )
+
+
+@pytest.mark.parametrize(("away", "least"), [(0.5, 2.0), (1.0, 0.8), (3.0, 0.25), (100.0, 0.25), (0.0, 8.0)])
+def test_c_lambda_is_not_below_what_the_spread_of_own_fits_allows(away: float, least: float) -> None:
+    # Half of the lengths of two normal variables are above 1.177 deviations (1.171 by the formula): the deviation is
+    # 0.43, 0.85, 2.56. One of four clients that ran off, and one that is at the centre, do not count in the median.
+    good = torch.ones(4, dtype=torch.bool)
+    assert mixture_fit._least(C_LAMBDAS, [own_fits([away, 50.0, away, 0.0])], good) == least
+
+
+def test_held_out_rows_may_overrule_the_spread() -> None:
+    # Most components are common, and one of three is far off at every client: the median deviation is that of the common
+    # ones, and drawing all by it would cost those far off more than held-out rows can overlook.
+    draw = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]], dtype=torch.float64)
+    xs = []
+    for _ in range(8):
+        own = centres.clone()
+        own[2] += 6 * torch.randn(2, generator=draw, dtype=torch.float64)
+        label = torch.randint(0, 3, (60,), generator=draw)
+        xs.append(own[label] + torch.randn(60, 2, generator=draw, dtype=torch.float64))
+    found = choose_c_lambda(ragged(xs, None), Gaussian(2), 3, **QUICK)
+    assert found.value <= 2.0  # under 5, 5^2 / (20 + 5^2) = 56 % of the way to the centre
 
 
 def test_methods_fitted_together_equal_methods_fitted_alone() -> None:

@@ -20,7 +20,8 @@ Departures, all of which `penalty`, `together`, `robust`, `reject`, `share_weigh
   outliers, and lengths are then in its units.
 - C_lambda may be 0 (every client alone) or infinite (common parameters).
 - Clients begin together and part as far as C lets them, since the optima that few rows lead to are often bad (the paper
-  begins with lambda_0 = 1, and kappa = 0.1 forgets it at once). Once parted, who finds its own first fit likelier goes back.
+  begins with lambda_0 = 1, and kappa = 0.1 forgets it at once). Once parted, who finds its own first fit about as likely
+  goes back.
 - Proportions have a few rows more, dealt by the common proportions: else a component that a client hardly has, or two that
   are close, fade away or run off after single rows.
 - Clients that were heard once take part in the central update with what they sent last; outliers may be left out of it, and
@@ -51,7 +52,7 @@ _PARTING = 0.8  # what a round leaves of the penalty that clients begin with
 _RETURN = 0.5  # share of the limit of outlier scores below which one that was left alone is drawn to the centre again
 _SHORTER = -2 / 3  # power of the round by which steps with batches become shorter
 _STEADY = 0.01  # relative change of the penalty in a round below which estimates may count as settled
-_CLEARLY = 1.0  # log-likelihood by which a client's own first fit must be better, for it to go back there
+_CLEARLY = 2.0  # log-likelihood by which what a client was led to must be better than its own first fit, for it to stay
 _TINY = 1e-12  # weight of a component that counts as none
 _HUGE = 1e100  # squares of what is sent, summed up, still fit
 
@@ -361,10 +362,11 @@ def _shared_weights(shared: dict[str, Any], mean: Tensor, n: Tensor, seen: Tenso
 def _likelier(
     shared: dict[str, Any], private: Tensors, theta: Tensor, weights: Tensor, data: Block, n: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Go back to the client's own first fit, drawn to the centre like any, where the penalised likelihood is larger there.
+    """Go back to the client's own first fit, drawn to the centre like any, unless the penalised likelihood is clearly less.
 
-    Who was held together with clients that are not alike may have ended in an optimum that is theirs, or with a component
-    that nothing belongs to: proportions count by the rows that `share_weights` adds, and by one in each component at least.
+    So a client is no worse off than alone where rows hardly tell. Who was held together with clients that are not alike may
+    have ended in an optimum that is theirs, or with a component that nothing belongs to: proportions count by the rows that
+    `share_weights` adds, and by one in each component at least.
     """
     family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]
     first, step = private["first_weights"], shared["c_eta"][:, None, None] / private["first_weights"].clamp(min=1e-9)
@@ -381,7 +383,7 @@ def _likelier(
             fine = pull * rows.sqrt() * (share * away).sum(-1)
         likelihood = rows * expect(family.log_density(at, scale, data), share, data)[1]
         merit.append(likelihood + (more * share.clamp(min=_TINY).log()).sum(-1) - fine.nan_to_num(nan=0.0))
-    back = shared["back"][:, None] & private["begun"] & (merit[1] > merit[0] + _CLEARLY)
+    back = shared["back"][:, None] & private["begun"] & (merit[1] > merit[0] - _CLEARLY)
     return torch.where(back[..., None, None], there, theta), torch.where(back[..., None], first, weights)
 
 

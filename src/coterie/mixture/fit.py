@@ -27,6 +27,7 @@ from coterie.mixture.results import (
     Choice,
     MixtureFit,
     bic,
+    deviations,
     labels,
     log_likelihood,
     of_baseline,
@@ -55,7 +56,7 @@ _HELD_OUT = 0.2
 _SPLITS, _SHARE = 3, 0.25  # C_lambda is validated so often, each time on this share of the rows
 _ERRORS = 2.0  # standard errors, of differences paired over clients, that fewer components may be behind the best
 _TIE = 1e-6  # and, relative to it, what rounding may be
-_LITTLE = 1.0  # and that a smaller C_lambda may be
+_LITTLE = 1.0  # and that another C_lambda may be
 _CLEARLY = 6.0  # log-likelihood of held-out rows by which a client must do better alone to be left alone
 _ROUNDS, _TOL = 60, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
@@ -90,6 +91,11 @@ class _How:
     reject: float
     drive: Drive = in_process
     options: Mapping[str, Any] = field(default_factory=dict)  # further ones of FedGrEM
+
+    @property
+    def squared(self) -> bool:
+        """Whether C_lambda is one over a deviation."""
+        return bool(self.options.get("penalty", "squared") == "squared")
 
 
 def fit_mixture(
@@ -244,11 +250,12 @@ def choose_c_lambda(
     drive: Drive = in_process,
     **options: Any,
 ) -> Choice:
-    """Choose C_lambda by federated validation: the smallest whose held-out log-likelihood is as good as the best.
+    """Choose C_lambda by federated validation, and where this hardly tells, by how far clients' own fits are apart.
 
-    It may be worse by a standard error, paired over clients that are no outliers: where rows hardly tell, clients are
-    rather left to themselves. Clients hold rows out three times, and fit all candidates on the others, in lockstep and from
-    one start. Who is an outlier is judged by most candidates. Parameters are those of `fit_mixture`.
+    Those whose held-out log-likelihood is worse than the best by a standard error at most, paired over clients that are no
+    outliers, are as good. Of these the smallest is taken that is not below what the spread of clients' own fits says, or
+    the largest if all are below. Clients hold rows out three times, and fit all candidates on the others, in lockstep and
+    from one start. Who is an outlier is judged by most candidates. Parameters are those of `fit_mixture`.
     """
     return _validated(rows, _How(family, seed, rounds, tol, start, reject, drive, options), n_components, candidates)[0]
 
@@ -264,9 +271,26 @@ def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[
     total = torch.stack([_totals(own, out) for own, out in zip(fits, held, strict=True)]).sum(0)  # [K, M]
     good = _good([fit for own in fits for fit in own], held[0])
     n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
-    choice = _simplest(tuple(candidates), candidates, total[:, good], n, _LITTLE)
-    gain = total[candidates.index(min(candidates))] - total[choice.best]
-    return choice, gain > _CLEARLY
+    scores, as_good = _as_good(total[:, good], n, _LITTLE)
+    freest = candidates.index(min(candidates))
+    least = _least(candidates, [own[freest] for own in fits], good) if how.squared else min(candidates)
+    enough = [i for i in as_good if candidates[i] >= least]
+    best = min(enough, key=candidates.__getitem__) if enough else max(as_good, key=candidates.__getitem__)
+    return Choice(tuple(candidates), scores, best), total[freest] - total[best] > _CLEARLY
+
+
+def _least(candidates: Sequence[float], fits: Sequence[MixtureFit], good: Tensor) -> float:
+    """The smallest C_lambda that the spread of clients' own fits allows: the next candidate below 1 / s.
+
+    Under a normal law with deviation s = 1 / C of the parameters, half of the distances from the centre are above s times
+    the root of the median of a chi-squared variable. What fits owe to chance makes s larger, so that C is rather too small;
+    and single components that ran off after few rows do not count in a median. Held-out rows, of which a client has few,
+    hardly notice these: so they cannot tell that C is too small.
+    """
+    p = fits[0].family.n_parameters
+    away = torch.cat([deviations(fit)[good].flatten() for fit in fits])
+    s = float(away.median()) / math.sqrt(p * (1 - 2 / (9 * p)) ** 3)
+    return max((c for c in candidates if c * s <= 1.0 + _TIE), default=min(candidates))
 
 
 def choose_components(
@@ -299,7 +323,8 @@ def choose_components(
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
     fits = _fedgrem_fits("choose components", part, how, settings)
     good = _good(fits, held)
-    return _simplest(values, values, _totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()), _ERRORS)
+    found, as_good = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()), _ERRORS)
+    return Choice(values, found, min(as_good, key=values.__getitem__))
 
 
 def _totals(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
@@ -307,8 +332,8 @@ def _totals(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
     return torch.stack([log_likelihood(fit, held) * torch.from_numpy(held.layout.counts) for fit in fits])
 
 
-def _simplest(values: tuple[float, ...], size: Sequence[float], each: Tensor, n: int, errors: float) -> Choice:
-    """Choose the candidate of the smallest size that is as good as the best, but for some standard errors.
+def _as_good(each: Tensor, n: int, errors: float) -> tuple[tuple[float, ...], list[int]]:
+    """Mean log-likelihood of every candidate, and which are as good as the best, but for some standard errors.
 
     Parameters
     ----------
@@ -321,7 +346,7 @@ def _simplest(values: tuple[float, ...], size: Sequence[float], each: Tensor, n:
     worse = each[int(scores.argmax())] - each
     error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5 if worse.shape[1] > 1 else worse.new_zeros(len(worse))
     as_good = (worse.sum(1) <= errors * error + _TIE * each.sum(1).abs().max()).tolist()
-    return Choice(values, tuple(scores.tolist()), min((s, i) for i, s in enumerate(size) if as_good[i])[1])
+    return tuple(scores.tolist()), [i for i, good in enumerate(as_good) if good]
 
 
 def _good(fits: Sequence[MixtureFit], rows: Ragged) -> Tensor:

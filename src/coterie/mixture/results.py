@@ -23,6 +23,7 @@ __all__ = [
     "Choice",
     "MixtureFit",
     "bic",
+    "deviations",
     "labels",
     "log_likelihood",
     "of_baseline",
@@ -132,6 +133,11 @@ def of_baseline(name: str, family: Family, rows: Ragged, state: Any, private: Te
 def _lengths(family: Family, difference: Tensor, scale: Tensor) -> Tensor:
     length: Tensor = family.coordinates(difference, scale).norm(dim=-1)
     return length
+
+
+def deviations(fit: MixtureFit) -> Tensor:
+    """How far every client's components are from the centre, in units of the scale.  [M, R]"""
+    return _lengths(fit.family, fit.theta - fit.centre, fit.scale)
 
 
 def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
