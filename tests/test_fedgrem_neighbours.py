@@ -145,7 +145,7 @@ def test_two_rounds_match_hand_calculation() -> None:
     """With common components, a client's next round begins at its own centre: the robust one of three clients."""
     rows, states = ragged(blobs([12, 20, 9, 15, 30]), None), list[State]()
     engine = InProcess(rows)
-    options = {"c_lambda": math.inf, "share_weights": 0.0, "c_eta": 1.0, "neighbours": 1}
+    options = {"c_lambda": math.inf, "share_weights": 0.0, "together": 0.0, "c_eta": 1.0, "neighbours": 1}
     engine.run([spying(program(**options, rounds=1), states)])
     one, kept = states[-1], {k: v.clone() for k, v in engine.worker.private[0].items()}
     lam = 2.0 * math.sqrt(2 + math.log(5)) / 0.9  # robust = 2, kappa = 0.1
@@ -208,6 +208,17 @@ def test_a_bad_client_harms_those_who_are_far_hardly() -> None:
     assert apart[5] > 10  # the bad one itself
     assert apart[[4, 6]].min() > 10 * apart[12:20].max()  # seven clients away and more
     assert apart[12:20].max() < 0.02
+
+
+def test_who_goes_back_to_its_first_fit_is_drawn_to_its_own_centre(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All go back in round 2, when the penalty is steady; a bad client five places away has no part in what they find."""
+    good = blobs([20] * 11)
+    bad = [*good[:5], good[5] + torch.tensor([40.0, 60.0]), *good[6:]]
+    options = {"rounds": 2, "share_weights": 0.0, "together": 1e-3, "neighbours": 2}
+    monkeypatch.setattr("coterie.algorithms.fedgrem._CLEARLY", -math.inf)
+    clean, spoiled = (run_one(program(**options), ragged(xs, None))[0] for xs in (good, bad))
+    assert (clean.centre - spoiled.centre).abs().max() > 1e-3  # that of everybody, which is not theirs
+    torch.testing.assert_close(spoiled.tilde[[0, 1, 2, 8, 9, 10]], clean.tilde[[0, 1, 2, 8, 9, 10]], rtol=0, atol=1e-8)
 
 
 # -- who is there -----------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def central_weights(
     is `sparse`: then it is the mean with every coordinate soft-thresholded by `sparse` over the sum of weights. Rows may be
     given for every component, n [M, R]; who has none does not count.
     """
-    rows = n.to(tilde.dtype).reshape(len(n), -1)  # [M, 1 | R]
+    rows = (n[:, None] if n.dim() == 1 else n).to(tilde.dtype)  # [M, 1 | R]
     if math.isinf(lam):  # all are within
         return _stepped(tilde, rows, lam, 0, sparse)
     if steps is not None:
