@@ -498,6 +498,7 @@ CASES: list[Case] = [
     fedgrem_case("fedgrem-full", Gaussian(3, "full"), c_lambda=0.5, share_weights=30.0),
     fedgrem_case("fedgrem-minibatch", Gaussian(3), batch_size=3),
     fedgrem_case("fedgrem-sparse", Gaussian(3, "diagonal"), sparse=2.0),
+    fedgrem_case("fedgrem-neighbours", Gaussian(3, "diagonal"), neighbours=2, reject=3.0),
     fedgrem_case("fedgrem-exact", Gaussian(3), **PRESETS["fedgrem-exact"]),
     fedgrem_case("fedgrem-own-family", LAPLACE, c_lambda=0.5),
     fedgrem_case("fedgrem-regression", Regression(3, intercept=True, variance="estimated"), reject=3.0),

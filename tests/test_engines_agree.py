@@ -105,6 +105,11 @@ FITS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "maml": (fit_personal, {"method": "maml", **HIDDEN, **QUICK, "baselines": False}, 0),
     "srpfl": (fit_personal, {"method": "fedrep", **HIDDEN, **QUICK, "baselines": False, "personal": STAGES}, 0),
     "mixture": (fit_clients, {"method": "mixture", "mixture": MIXTURE}, 0),
+    "mixture-neighbours": (
+        fit_clients,
+        {"method": "mixture", "mixture": {**MIXTURE, "neighbours": 2}, "baselines": False},
+        0,
+    ),
 }
 
 

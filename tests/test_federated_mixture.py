@@ -76,7 +76,8 @@ def test_defaults_are_those_of_the_options() -> None:
 def test_defaults_are_those_of_the_algorithm() -> None:
     chosen, (fitted, algorithm) = options().mixture, map(inspect.signature, (fit_mixture, fedgrem))
     names = {name for name in type(chosen).model_fields if name in algorithm.parameters}
-    assert {"c_eta", "kappa", "together", "robust", "share_weights", "batch_size", "penalty", "sparse"} <= names
+    further = {"c_eta", "kappa", "together", "robust", "share_weights", "batch_size", "penalty", "sparse", "neighbours"}
+    assert further <= names
     for name in names - set(fitted.parameters):
         assert algorithm.parameters[name].default == getattr(chosen, name), name
     for name in ("rounds", "tol", "reject"):

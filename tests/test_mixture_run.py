@@ -171,7 +171,8 @@ def test_words_stand_for_what_has_no_end() -> None:
 
 def test_all_options_reach_the_algorithm() -> None:
     words = ("mixture.share_weights=3.0", "mixture.batch_size=8", "mixture.penalty=norm", "mixture.c_eta=0.5",
-             "mixture.robust=0.1", "mixture.together=0", "mixture.iterations=3", "training.participation=0.6")  # fmt: skip
+             "mixture.robust=0.1", "mixture.neighbours=1", "mixture.together=0",
+             "mixture.iterations=3", "training.participation=0.6")  # fmt: skip
     clients = clusters(outlier=True).clients()
     plain = fit_clients(clients, chosen("baselines=false", rounds=4, tol=0)).mixtures.fit.theta
     for word in words:

@@ -193,6 +193,7 @@ class MixtureOptions(_Options):
     reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
     share_weights: float = Field(4.0, ge=0)
     sparse: float = Field(0.0, ge=0, allow_inf_nan=False)
+    neighbours: int = Field(0, ge=0)
     batch_size: int | None = Field(None, ge=1)
 
 

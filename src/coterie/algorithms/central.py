@@ -48,9 +48,10 @@ def central_weights(
     Given the centre, nu_k is soft-thresholded; what is left for the centre is Huber's loss of the distances, minimised by
     reweighted means: weight n_k within lam / sqrt(n_k), and falling like one over the distance beyond. With `steps`, it is
     so many of the paper's from the mean, wherever one is told to start. Weights sum to one over clients, unless the centre
-    is `sparse`: then it is the mean with every coordinate soft-thresholded by `sparse` over the sum of weights.
+    is `sparse`: then it is the mean with every coordinate soft-thresholded by `sparse` over the sum of weights. Rows may be
+    given for every component, n [M, R]; who has none does not count.
     """
-    rows = n.to(tilde.dtype)[:, None]  # [M, 1]
+    rows = (n[:, None] if n.dim() == 1 else n).to(tilde.dtype)  # [M, 1 | R]
     if math.isinf(lam):  # all are within
         return _stepped(tilde, rows, lam, 0, sparse)
     if steps is not None:
@@ -61,7 +62,8 @@ def central_weights(
 
 def _stepped(tilde: Tensor, rows: Tensor, lam: float, steps: int, sparse: float) -> Tensor:
     """Alternate D_k = soft-threshold(tilde_k - centre) and centre = mean of tilde_k - D_k, from the mean.  -> [M, R, P]"""
-    share, reach, threshold = rows / rows.sum(), lam / rows.sqrt(), sparse / rows.sum()  # [M, 1], [M, 1], []
+    total = rows.sum(0)  # [1 | R]
+    share, reach, threshold = rows / total, lam / rows.sqrt(), (sparse / total)[:, None]
     weight = share[..., None].expand(tilde.shape)
     for step in range(steps + 1):
         if step > 0:
@@ -82,8 +84,11 @@ def _reweighted(
     -> weights [M, R], and what a soft threshold leaves of their mean [R, P]
     """
     parts = np.ascontiguousarray(tilde.transpose(1, 0, 2))  # [R, M, P]
-    size, reach = rows[:, 0], lam / np.sqrt(rows[:, 0])  # [M]
-    precision, left = 1e-10 * (1.0 + float(np.abs(centre).max())), np.ones_like(centre)
+    size, reach = rows.T, lam / np.sqrt(np.maximum(rows.T, 1e-300))  # [1 | R, M]
+    precision, left = (
+        1e-10 * (1.0 + np.abs(centre).max(1)),
+        np.ones_like(centre),
+    )  # [R]: one far away is not the others'
     for _ in range(_INNER):
         difference = parts - centre[:, None]
         distance = np.sqrt(np.minimum(np.einsum("rmp,rmp->rm", difference, difference), _FAR))
@@ -94,7 +99,7 @@ def _reweighted(
         if sparse:
             left = np.maximum(1.0 - sparse / total / np.maximum(np.abs(centre), 1e-300), 0.0)
             centre = left * centre
-        if np.abs(centre - before).max() <= precision:
+        if (np.abs(centre - before).max(1) <= precision).all():
             break
     return np.asarray(weight.T), left
 

@@ -39,6 +39,7 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.central import central_update, central_weights, drawn, shrunk
 from coterie.algorithms.mixture_starts import NEAR, MixtureStart, Started, aligned_start, fresh_mixture
+from coterie.algorithms.neighbours import fresh_centre, own_centre, tell_centres
 from coterie.algorithms.outliers import chance, outlier_scores, scored, usual
 from coterie.models.families import Family, expect, gradient_step, shares, typical_length
 from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
@@ -61,7 +62,7 @@ _HUGE = 1e100  # squares of what is sent, summed up, still fit
 class State:
     """What the next round needs."""
 
-    centre: Tensor  # [R, P]
+    centre: Tensor  # [R, P] of everybody; with neighbours clients are drawn to their own
     tilde: Tensor  # [M, R, P] what each client sent last; M is 0 before the start
     n: Tensor  # [M] rows; 0 for who was never heard
     away: Tensor  # [M] mean distance from the centre, as each client said last
@@ -95,6 +96,7 @@ def fedgrem(
     inner: int | None = None,
     capped: bool = True,
     sparse: float = 0.0,
+    neighbours: int = 0,
 ) -> Run:
     """Fit a mixture to every client, each helped by the others as far as they are alike.
 
@@ -140,7 +142,12 @@ def fedgrem(
     sparse : float
         l1 penalty on the centre (appendix D), against n_k / 2 times squared distances: coordinates that are small at most
         clients become 0 in it. In units of the scale, which must not mix coordinates: no full covariance.
+    neighbours : int
+        Of each client on either side in a ring by number, whose estimates and its own make the centre that it is drawn to
+        (appendix D, decentralised; simulated: see `neighbours.py`). 0 is Algorithm 1's: one centre, of everybody. The scale,
+        the mean proportions and the usual distance are of everybody all the same.
     """
+    fresh = fresh_mixture(n_components, family) | (fresh_centre(n_components, family) if neighbours else {})
     if state is None:
         state = yield from _begin(family, n_components, start, seed)
     while state.round < rounds and not state.settled:
@@ -168,7 +175,7 @@ def fedgrem(
                 "counted": Sum(),
                 "loss": WeightedMean("n"),
             },
-            fresh=fresh_mixture(n_components, family),
+            fresh=fresh,
             scratch=6 * n_components,
         )  # fmt: skip
         state = replace(state, round=state.round + 1, parted=steady or state.parted)
@@ -180,6 +187,9 @@ def fedgrem(
         part = (state.n > 0) & (scores(state) <= reject)
         most = robust * _root(state, family) / (1 - kappa)
         reach = min(pull, most) if penalty == "norm" else most * bool(pull)
+        if neighbours and reach:
+            at, how = family.coordinates(state.tilde, state.scale), {"steps": inner, "sparse": sparse}
+            yield from tell_centres(got.ids, state.tilde, at, state.n, part, reach, family, neighbours, **how)
         state = replace(_updated(state, got, family, part, reach, inner, rate, sparse), lam=lam, pull=pull)
         change = _change(before, state, family, part)
         state = replace(state, settled=bool(tol) and steady and not back and not batches and change <= tol)
@@ -261,7 +271,7 @@ def _updated(
 
 
 def scores(state: State) -> Tensor:
-    """Outlier score of every client: robust z of its mean distance from the centre.  [M]; -inf for who was never heard"""
+    """Outlier score of every client: robust z of its mean distance from its centre.  [M]; -inf for who was never heard"""
     there = state.n > 0
     out = torch.full(there.shape, -math.inf, dtype=torch.float64)
     out[there] = outlier_scores(state.away[there], chance(state.n[there], *state.centre.shape))
@@ -270,7 +280,7 @@ def scores(state: State) -> Tensor:
 
 def estimates(state: State, family: Family, private: Tensors, n: Tensor, penalty: Penalty = "squared") -> Tensor:
     """Every client's parameters after the last central update, from its private state.  n [M] -> [M, R, P]"""
-    return _estimate(family, private, state.centre, state.scale, _number(state.pull), n, penalty)
+    return _estimate(family, private, own_centre(private, state.centre), state.scale, _number(state.pull), n, penalty)
 
 
 def _estimate(
@@ -278,7 +288,7 @@ def _estimate(
 ) -> Tensor:
     """What the central update leaves of what a client sent; who missed the start is at the centre.
 
-    private of [..., C, R, P], centre [..., 1, R, P], pull [..., 1, 1], n [C] -> [..., C, R, P]
+    private of [..., C, R, P], centre [..., 1 | C, R, P], pull [..., 1, 1], n [C] -> [..., C, R, P]
     """
     rows, free = n.clamp(min=1).to(torch.float64)[:, None], private["alone"][..., None]
     if penalty == "squared":
@@ -309,7 +319,8 @@ def gradient_em(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
 
 def _local_update(shared: dict[str, Any], private: Tensors, data: Block, n: Tensor) -> tuple[Tensors, Tensors]:
     """The local update with the rows of `data`, at clients that have n rows."""
-    family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]  # [S, 1, ...]
+    family, scale = shared["family"], shared["scale"][:, None]  # [S, 1, ...]
+    centre = own_centre(private, shared["centre"][:, None])  # [S, 1 | C, R, P]
     present = data.n > 0
     theta = _estimate(family, private, centre, scale, shared["pull"][:, None, None], n, shared["penalty"])
     weights = private["weights"]
@@ -368,7 +379,7 @@ def _likelier(
     have ended in an optimum that is theirs, or with a component that nothing belongs to: proportions count by the rows that
     `share_weights` adds, and by one in each component at least.
     """
-    family, scale, centre = shared["family"], shared["scale"][:, None], shared["centre"][:, None]
+    family, scale, centre = shared["family"], shared["scale"][:, None], own_centre(private, shared["centre"][:, None])
     first, step = private["first_weights"], shared["c_eta"][:, None, None] / private["first_weights"].clamp(min=1e-9)
     own = {**private, "tilde": private["first"], "stride": step}
     pull, rows = shared["pull"][:, None], n.clamp(min=1).to(torch.float64)

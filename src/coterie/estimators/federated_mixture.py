@@ -61,6 +61,9 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         leaves proportions to every client.
     sparse : float
         l1 penalty on the centre, in which coordinates that are small at most clients become 0; not with a full covariance.
+    neighbours : int
+        Simulates a federation without a centre: each client's components are drawn to a centre of its own, that of its
+        neighbours and itself, so many on either side in a ring by name; 0 has one centre, of everybody.
     batch_size : int, optional
         Rows of each client in a round, whose steps become shorter from round to round; all by default.
     participation : float
@@ -120,6 +123,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         reject: float | Literal["nobody"] = 3.5,
         share_weights: float = 4.0,
         sparse: float = 0.0,
+        neighbours: int = 0,
         batch_size: int | None = None,
         participation: float = 1.0,
         standardise: bool = True,
@@ -145,6 +149,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         self.reject = reject
         self.share_weights = share_weights
         self.sparse = sparse
+        self.neighbours = neighbours
         self.batch_size = batch_size
         self.participation = participation
         self.standardise = standardise

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.judging import judge_ask, responsibilities
+from coterie.algorithms.neighbours import own_centre
 from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.data.ragged import Ragged
 from coterie.engines.chosen import engine_on
@@ -30,9 +31,10 @@ __all__ = [
     "of_fedgrem",
 ]
 
-REVEALED = frozenset(
-    {"alone", "begun", "has_scale", "joint", "mixed", "mixes", "own_scale", "rate", "stride", "tilde", "weights"}
-)  # by clients, after a fit
+REVEALED = frozenset((
+    "alone", "begun", "centre", "has_scale", "joint", "mixed", "mixes", "own_scale", "rate", "stride", "tilde", "told",
+    "weights",
+))  # fmt: skip  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
     "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),
@@ -98,7 +100,8 @@ def of_fedgrem(
 ) -> MixtureFit:  # fmt: skip
     """What FedGrEM left with the server (state) and with the clients (private)."""
     theta = fedgrem.estimates(state, family, private, torch.from_numpy(rows.layout.counts), penalty)
-    left, whole = (_lengths(family, v - state.centre, state.scale) for v in (theta, private["tilde"]))
+    centre = own_centre(private, state.centre)
+    left, whole = (_lengths(family, v - centre, state.scale) for v in (theta, private["tilde"]))
     free = torch.where(
         whole > 0, left / whole.clamp(min=1e-300), float(c_lambda == 0)
     )  # who is at the centre is free if alone

@@ -157,7 +157,8 @@ def _how(options: FitOptions) -> dict[str, Any]:
         "rounds": m.rounds, "tol": m.tol, "seed": options.seed, "start": MixtureStart(m.restarts, m.iterations),
         "reject": _number(m.reject), "penalty": m.penalty, "c_eta": m.c_eta, "kappa": m.kappa,
         "together": m.together, "robust": _number(m.robust),
-        "share_weights": m.share_weights, "sparse": m.sparse, "batch_size": m.batch_size,
+        "share_weights": m.share_weights, "sparse": m.sparse, "neighbours": m.neighbours,
+        "batch_size": m.batch_size,
     }  # fmt: skip
 
 
@@ -244,6 +245,11 @@ def check_mixture(clients: Clients, options: FitOptions) -> None:
         raise ConfigError(
             "mixture.sparse is set, and a full covariance mixes the columns whose centres it would make 0",
             "add --set mixture.covariance=diagonal, or unit",
+        )
+    if m.neighbours and m.c_lambda == 0:
+        raise ConfigError(
+            "mixture.neighbours is set, and with mixture.c_lambda=0 nobody is drawn to a centre, its neighbours' or any",
+            "give a larger mixture.c_lambda, or leave one of the two out",
         )
     if m.n_components is not None and m.n_components > rows:
         raise DataError(f"{m.n_components} components are more than the {rows} training rows", "ask for fewer")
