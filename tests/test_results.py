@@ -324,6 +324,13 @@ def test_a_table_of_times_with_the_paper_s() -> None:
     ]
 
 
+def test_a_table_of_images_tells_who_was_left_out() -> None:
+    row = {"method": "hf-maml", "final_accuracy": 0.8314, "std": 0.012, "worst_decile": 0.5, "rounds_to_target": None}
+    row |= {"time_to_target": None, "time_ratio": None, "virtual_time": 3071.6, "left_out": 17}
+    lines = TABLES["images"]({"x": result([row], settings={"dataset": "mnist"})})
+    assert lines[2] == "| `mnist` | `hf-maml` | 0.831 ± 0.012 | 0.500 | never |  |  | 3072 | 17 |"
+
+
 def drawn(kind: str, made: Any) -> list[str]:
     figures = FIGURES[kind](made)
     assert figures == FIGURES[kind](made)

@@ -314,8 +314,11 @@ def images(results: Results) -> list[str]:
                 number(row["final_accuracy"], 3) + (f" ± {number(row['std'], 3)}" if row["std"] is not None else ""),
                 number(row["worst_decile"], 3), number(row["rounds_to_target"], 0, "never"),
                 number(row["time_to_target"], 0), number(row["time_ratio"]), number(row["virtual_time"], 0),
+                str(row["left_out"]),
             ])  # fmt: skip
-    return table(["Data", "Method", "accuracy", "worst tenth", "rounds", "time", "ratio", "time in all"], body)
+    return table(
+        ["Data", "Method", "accuracy", "worst tenth", "rounds", "time", "ratio", "time in all", "left out"], body
+    )
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
