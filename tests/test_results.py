@@ -194,7 +194,7 @@ def test_page_and_figures_are_what_results_say() -> None:
     text, figures = docs.written(PAGE, PLAN, found())
     assert text == PAGE
     folder = ROOT / "docs" / "figures"
-    assert {path.name for path in folder.glob("*.svg")} - {"methods.svg"} == set(figures)
+    assert {path.name for path in folder.glob("*.svg")} == set(figures)
     for name, drawn in figures.items():
         assert (folder / name).read_text(encoding="utf-8") == drawn
 
@@ -346,6 +346,17 @@ def test_figures_of_mixed_regression_have_two_panels() -> None:
     assert list(figures) == ["x-left.svg", "x-right.svg"]
     assert "moment-descent-fedavg, 10 steps" in figures["x-left.svg"]
     assert "10 steps" not in figures["x-right.svg"]
+
+
+def test_a_figure_of_rotations_has_a_row_for_each_method_and_start() -> None:
+    rows = [
+        {"method": m, "init": init, "accuracy": (low + high) / 2, "accuracies": [high, low]}
+        for m, init, low, high in [("ifca", "spread", 0.95, 0.97), ("local", None, 0.77, 0.79)]
+    ]
+    (text,) = FIGURES["rotated"](result(rows, settings={"clients": 144, "seeds": 2})).values()
+    for words in ("IFCA, spread start", "One model each", "mean of 2 seeds", "lowest", "144 clients"):
+        assert words in text
+    assert drawn("rotated", result(rows, settings={"clients": 144, "seeds": 2})) == ["x.svg"]
 
 
 def test_figures_of_starts_and_of_images_are_drawn() -> None:
