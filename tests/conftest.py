@@ -15,6 +15,11 @@ settings.register_profile("coterie", deadline=None, derandomize=True, max_exampl
 settings.load_profile("coterie")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let what tests/test_golden.py expects be written anew."""
+    parser.addoption("--write-golden", action="store_true", help="write tests/golden/expected anew")
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Give the folder of real data sets, or skip the test."""
