@@ -17,7 +17,9 @@ settings.load_profile("coterie")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let what tests/test_golden.py expects be written anew."""
-    parser.addoption("--write-golden", action="store_true", help="write tests/golden/expected anew")
+    parser.addoption(
+        "--write-golden", choices=["words", "all"], help="write tests/golden/expected anew: see test_golden.py"
+    )
 
 
 @pytest.fixture(scope="session")

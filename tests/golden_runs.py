@@ -13,22 +13,25 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
 from safetensors.numpy import load_file
+from torch import nn
 
 import coterie as package
 from command import Said, coterie
 
 GOLDEN = Path(__file__).parent / "golden"
 HERE = "@here@"  # stands for the folder in which commands are called, in what is kept
+OFTEN = " --checkpoint-seconds 0"  # what runs that are to be interrupted say besides
 EXACT, FLOAT32, SHOWN = 1e-8, 1e-4, 1e-2  # see `differences`
 PASSING = {"seconds", "versions", "started", "coterie"}  # what says when, where and how fast, but not what
 SIGNS = {"map_x", "map_y"}  # principal axes have no sign
@@ -54,16 +57,110 @@ class Case:
         return FLOAT32 if self.float32 else EXACT
 
 
-LINES, LABEL, SIGN = (
-    "--client site --target y",
-    "--client site --target label --exclude sign",
-    "--client site --target sign --exclude label",
-)
+Y, LABEL = "--client site --target y", "--client site --target label --exclude sign"
+SIGN = "--client site --target sign --exclude label"
 PRICE, ROWS = "--client site --target price", "--client site"
+STAGED = "--stragglers srpfl --set personal.n0=3 --set personal.stage_rounds=2 --set training.batch_size=6"
 CASES: dict[str, Case] = {
-    "ifca": Case("lines", f"{LINES} --rounds 5 --starts 2 --new-clients 0.2"),
-    "fedrep": Case("lines", f"{LINES} --method fedrep --hidden 4 --rounds 3 --new-clients 0.2", float32=True),
+    # one model for all, and clusters
+    "fedavg": Case("lines", f"{Y} --method fedavg --rounds 4"),
+    "fedavg-classes": Case("classes", f"{LABEL} --method fedavg --rounds 4 --new-clients 0.2", keep=False),
+    "fedprox": Case(
+        "lines", f"{Y} --method fedavg --rounds 4 --set training.proximal=0.5 --set model.degree=2", keep=False
+    ),
+    "fedprox-exact": Case(
+        "lines", f"{Y} --method fedavg --rounds 4 --set training.proximal=0.5 --set training.exact=true", keep=False
+    ),
+    "ifca": Case("lines", f"{Y} --rounds 5 --starts 2 --new-clients 0.2"),
+    "ifca-classes": Case("classes", f"{LABEL} --rounds 8 --set training.participation=0.7"),
+    "ifca-network": Case("lines", f'{Y} --hidden 4 --rounds 3 --set clusters.shared_layers=[\\"0\\"]', float32=True),
+    "ifca-gradient": Case(
+        "lines", f"{Y} --rounds 8 --set clusters.averaging=gradient --set clusters.soft=true", keep=False
+    ),
+    "ifca-minibatch": Case(
+        "lines",
+        f"{Y} --rounds 5 --no-baselines --set training.epochs=2 --set training.batch_size=4 --set training.momentum=0.5 "
+        "--set training.decay=0.9 --set training.weighting=rows --set clusters.init=random --seed 3",
+        keep=False,
+    ),
+    "ifca-resample": Case("lines", f"{Y} --rounds 6 --set clusters.resample=2", keep=False),
+    "moment-descent": Case("lines", f"{Y} --method moment-descent --rounds 3"),
+    "moment-descent-given": Case(
+        "lines", f"{Y} --method moment-descent --clusters 2 --rounds 3 --new-clients 0.2", keep=False
+    ),
+    # personal parts
+    "fedrep": Case("lines", f"{Y} --method fedrep --hidden 4 --rounds 3 --new-clients 0.2", float32=True),
+    "fedrep-linear": Case("lines", f"{Y} --method fedrep --layers 0.bias --rounds 4"),
+    "fedrep-classes": Case("classes", f"{LABEL} --method fedrep --hidden 4 --rounds 3", float32=True, keep=False),
+    "fedrep-stages": Case("lines", f"{Y} --method fedrep --layers 0.bias --rounds 8 {STAGED} --clock dynamic"),
+    "maml-stages": Case(
+        "lines", f"{Y} --method maml --rounds 8 {STAGED} --set personal.stages=adaptive --clock exponential", keep=False
+    ),
+    "lg-fedavg": Case("lines", f"{Y} --method lg-fedavg --hidden 4,3 --rounds 3", float32=True),
+    "lg-fedavg-linear": Case("lines", f"{Y} --method lg-fedavg --layers 0.weight --rounds 4", keep=False),
+    "maml": Case("lines", f"{Y} --method maml --rounds 4 --new-clients 0.2"),
+    "maml-network": Case(
+        "classes",
+        f"{LABEL} --method maml --hidden 4 --rounds 3 --set personal.hessian=first-order",
+        float32=True,
+        keep=False,
+    ),
+    # linear models of clients' own
+    "local": Case("different", f"{Y} --method local --new-clients 0.2"),
+    "local-classes": Case("classes", f"{LABEL} --method local", keep=False),
+    "shrunk": Case("different", f"{Y} --method shrunk --new-clients 0.2"),
+    "shrunk-classes": Case("classes", f"{SIGN} --method shrunk"),
+    "shrunk-given": Case("different", f"{Y} --method shrunk --set prior.spread=full", keep=False),
+    "representation": Case("directions", f"{Y} --method representation --new-clients 0.2"),
+    "representation-given": Case("directions", f"{Y} --method representation --rank 2", keep=False),
+    # mixtures
+    "mixture": Case(
+        "rows", f"{ROWS} --method mixture --rounds 20 --set mixture.restarts=3 --set mixture.max_components=4"
+    ),
+    "mixture-regression": Case(
+        "mixed", f"{PRICE} --method mixture --components 2 --rounds 20 --set mixture.restarts=3 --new-clients 0.2"
+    ),
+    "mixture-paper": Case(
+        "rows",
+        f"{ROWS} --method mixture --components 3 --rounds 20 --set mixture.restarts=3 --set mixture.c_lambda=0.5 "
+        "--set mixture.penalty=norm --set mixture.covariance=diagonal --set mixture.reject=nobody",
+        keep=False,
+    ),
+    # what the comparison chooses
+    "auto": Case("lines", f"{Y} --method auto"),
+    "auto-shrunk": Case("different", f"{Y} --method auto --new-clients 0.2", keep=False),
+    "auto-mixture": Case("mixed", f"{PRICE} --method auto", keep=False),
+    "compare": Case("lines", f"{Y} --quick", "compare"),
+    "compare-directions": Case("directions", f"{Y} --quick --seed 1", "compare", keep=False),
+    "compare-classes": Case("classes", f"{LABEL} --quick", "compare"),
+    "compare-two-classes": Case("classes", f"{SIGN} --quick", "compare", keep=False),
+    "compare-rows": Case("rows", f"{ROWS} --quick", "compare"),
+    "compare-networks": Case("lines", f"{Y} --quick --hidden 3 --min-rows 13", "compare", float32=True),
 }
+
+
+# In Python, on arrays: a file of numbers, its target, and the estimator.
+ESTIMATORS: dict[str, tuple[str, str | None, Callable[[], Any]]] = {
+    "FedAvg": ("lines", "y", lambda: package.FedAvg(rounds=4)),
+    "IFCA": ("lines", "y", lambda: package.IFCA(2, rounds=4)),
+    "IFCA-classes": ("classes", "label", lambda: package.IFCA(2, rounds=8, random_state=1)),
+    "IFCA-module": ("lines", "y", lambda: package.IFCA(2, model=_module(), rounds=3, local_steps=3)),
+    "IFCA-warm": ("lines", "y", lambda: package.IFCA(2, init="warm", start=torch.eye(2, 4).double(), rounds=2)),
+    "MixedRegression": ("lines", "y", lambda: package.MixedRegression(rounds=3)),
+    "FedRep": ("lines", "y", lambda: package.FedRep(hidden=(), layers=("0.bias",), rounds=4)),
+    "LGFedAvg": ("lines", "y", lambda: package.LGFedAvg(hidden=(), layers=("0.weight",), rounds=4)),
+    "MAML": ("lines", "y", lambda: package.MAML(rounds=4)),
+    "Local": ("different", "y", package.Local),
+    "Shrunk": ("different", "y", package.Shrunk),
+    "Representation": ("directions", "y", package.Representation),
+    "FederatedMixture": ("rows", None, lambda: package.FederatedMixture(3, c_lambda="common", restarts=3)),
+    "FederatedMixture-regression": ("mixed", "price", lambda: package.FederatedMixture(2, c_lambda=1.0, restarts=3)),
+}
+
+
+def _module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -103,7 +200,7 @@ def run_interrupted(name: str, here: Path, checkpoints: int) -> None:
     """Begin a case, and leave it unfinished."""
     case = CASES[name]
     lay_out(case.data, here)
-    words = (f"{case.data}.csv", *shlex.split(case.words), "--out", "run", "--json", "--checkpoint-seconds", "0")
+    words = (f"{case.data}.csv", *shlex.split(case.words), "--out", "run", "--json", *OFTEN.split())
     with contextlib.chdir(here), interrupted_after(checkpoints):
         assert coterie("fit", *words).code == 130
 
@@ -114,11 +211,13 @@ def resume(here: Path) -> Said:
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
-def everything(name: str, here: Path, said: Said) -> dict[str, Any]:
-    """All that a run said and wrote, and what comes of its folder."""
+def made(here: Path, said: Said) -> dict[str, Any]:
+    """What a run said and wrote."""
     assert said.code == 0, said.err
-    document = {"said": _printed(json.loads(said.out), here), "warned": said.err.splitlines()}
-    return document | {"written": written(here), **used(name, here)}
+    files, printed = written(here), _printed(json.loads(said.out), here)
+    same = files.get("compare.json", {})  # what a comparison prints is this file, and where it is
+    printed = {key: value for key, value in printed.items() if key not in same or same[key] != value}
+    return {"said": printed, "warned": said.err.splitlines(), "written": files}
 
 
 def written(here: Path) -> dict[str, Any]:
@@ -133,7 +232,7 @@ def written(here: Path) -> dict[str, Any]:
             found[where] = {column: table[column].to_pylist() for column in table.column_names if column not in PASSING}
         elif path.suffix == ".safetensors" and path.name not in _INSIDE:
             found[where] = {key: value.tolist() for key, value in sorted(load_file(path).items())}
-        elif path.is_file():
+        elif path.is_file() and path.name != "report.html":  # see `shown`
             found[where] = "a file"
     return found
 
@@ -150,7 +249,6 @@ def used(name: str, here: Path) -> dict[str, Any]:
             for title, words in (
                 ("predict", ("predict", "run", f"{case.data}.csv")),
                 ("predict new", ("predict", "run", f"{case.data}-new.csv")),
-                ("assign", ("assign", "run", f"{case.data}.csv")),
                 ("assign new", ("assign", "run", f"{case.data}-new.csv")),
             ):
                 found[title] = _table(coterie(*words))
@@ -158,17 +256,40 @@ def used(name: str, here: Path) -> dict[str, Any]:
     return found
 
 
+def python(name: str) -> dict[str, Any]:
+    """What an estimator finds."""
+    data, target, made_ = ESTIMATORS[name]
+    x, y, groups = _arrays(GOLDEN / "data" / f"{data}.csv", target)
+    new = _arrays(GOLDEN / "data" / f"{data}-new.csv", target)
+    model = made_().fit(x, y, groups)
+    scores = {"score": model.score(x, y, groups), "score of new clients": model.score(*new)}
+    return _fitted(model) | scores | {"predictions": model.predict(x, groups).tolist()}
+
+
+def _arrays(file: Path, target: str | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Features that are numbers, the target, and the clients, of the rows that have a target."""
+    with file.open(encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if target is None or row[target]]
+    names = [name for name in rows[0] if name != target and isinstance(_number(rows[0][name]), float)]
+    x = np.array([[float(row[name]) for name in names] for row in rows])
+    y = None if target is None else np.array([_number(row[target]) for row in rows])
+    return x, y, np.array([row["site"] for row in rows])
+
+
 def _loaded(folder: Path, data: Path) -> dict[str, Any]:
     """What a folder is in Python."""
     model = package.load(folder)
-    clients = package.read_with(model.schema_, data)
-    found = {
-        "kind": type(model).__name__, "parameters": model.get_params(), "clients": model.client_names_.tolist(),
-        "score": model.score(clients), "scores": {name: vars(score) for name, score in model.scores_.items()},
-    }  # fmt: skip
+    return _fitted(model) | {"score": model.score(package.read_with(model.schema_, data))}
+
+
+def _fitted(model: Any) -> dict[str, Any]:
+    parameters = {name: value for name, value in model.get_params().items() if name not in ("model", "start")}
+    scores = {name: vars(score) for name, score in model.scores_.items()}
+    found = {"kind": type(model).__name__, "parameters": parameters, "scores": scores}
+    found["clients"] = model.client_names_.tolist()
     named = ("labels_", "theta_", "classes_", "weights_", "means_", "centre_", "covariance_", "outlier_score_")
     found |= {key: np.asarray(getattr(model, key)).tolist() for key in named if getattr(model, key, None) is not None}
-    return _printed(found, folder)
+    return _printed(found, GOLDEN)
 
 
 def _table(said: Said) -> dict[str, Any]:
@@ -193,7 +314,9 @@ def _printed(value: Any, here: Path) -> Any:
         return {key: _printed(inner, here) for key, inner in value.items() if key not in PASSING}
     if isinstance(value, list | tuple):
         return [_printed(inner, here) for inner in value]
-    return value.replace(str(here.resolve()), HERE) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.replace(str(here.resolve()), HERE).replace(OFTEN, "")
+    return value
 
 
 class _Page(HTMLParser):
@@ -235,43 +358,54 @@ def shown(page: str) -> dict[str, Any]:
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
-def differences(want: Any, got: Any, tolerance: float, where: str = "") -> Iterator[str]:
-    """Name every field in which two documents differ, with both values.
+class Difference(NamedTuple):
+    """A field, what was kept of it, and what it is now."""
+
+    field: str
+    kept: Any
+    now: Any
+
+    @property
+    def of_words(self) -> bool:
+        """Whether only what is said differs: a sentence, or a field that is new or gone."""
+        return any(value is ABSENT for value in self[1:]) or all(
+            isinstance(value, str) and " " in value for value in self[1:]
+        )
+
+    def __str__(self) -> str:
+        return f"{self.field} was {self.kept!r}, and now it is {self.now!r}"
+
+
+ABSENT = type("Absent", (), {"__repr__": lambda _: "absent"})()
+
+
+def differences(kept: Any, now: Any, tolerance: float, field: str = "") -> Iterator[Difference]:
+    """Find the fields in which two documents differ.
 
     Numbers agree to `tolerance`, relative and absolute; those that a report shows, to the digits that it shows.
     """
-    tolerance = SHOWN if where == "report" else tolerance
-    if isinstance(want, dict) and isinstance(got, dict):
-        for key in [*want, *(key for key in got if key not in want)]:
-            inside = f"{where}.{key}" if where else str(key)
-            if key not in got or key not in want:
-                yield f"{inside}: {'is gone' if key in want else 'is new'}"
-            elif key in SIGNS:
-                yield from _up_to_sign(want[key], got[key], tolerance, inside)
-            else:
-                yield from differences(want[key], got[key], tolerance, inside)
-    elif isinstance(want, list) and isinstance(got, list):
-        if len(want) != len(got):
-            yield f"{where}: {len(want)} entries were kept, and there are {len(got)}"
-        for i, (a, b) in enumerate(zip(want, got, strict=False)):
-            yield from differences(a, b, tolerance, f"{where}[{i}]")
-    elif not _alike(want, got, tolerance):
-        yield f"{where}: {want!r} was kept, and now it is {got!r}"
+    tolerance = SHOWN if field == "report" else tolerance
+    if isinstance(kept, dict) and isinstance(now, dict):
+        for key in [*kept, *(key for key in now if key not in kept)]:
+            found = differences(kept.get(key, ABSENT), now.get(key, ABSENT), tolerance, f"{field}.{key}".lstrip("."))
+            if key in SIGNS and key in now:
+                turned = [None if value is None else -value for value in now[key]]
+                found = min(list(found), list(differences(kept.get(key), turned, tolerance, key)), key=len)
+            yield from found
+    elif isinstance(kept, list) and isinstance(now, list) and len(kept) == len(now):
+        for i, (a, b) in enumerate(zip(kept, now, strict=True)):
+            yield from differences(a, b, tolerance, f"{field}[{i}]")
+    elif not _alike(kept, now, tolerance):
+        yield Difference(field, kept, now)
 
 
-def _up_to_sign(want: Any, got: Any, tolerance: float, where: str) -> Iterator[str]:
-    other = [value if value is None else -value for value in got]
-    if next(differences(want, other, tolerance, where), None) is not None:
-        yield from differences(want, got, tolerance, where)
-
-
-def _alike(want: Any, got: Any, tolerance: float) -> bool:
-    if isinstance(want, float) or isinstance(got, float):
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (want, got))
+def _alike(kept: Any, now: Any, tolerance: float) -> bool:
+    if isinstance(kept, float) or isinstance(now, float):
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (kept, now))
         return numbers and (
-            math.isclose(want, got, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(want) and math.isnan(got))
+            math.isclose(kept, now, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(kept) and math.isnan(now))
         )
-    return type(want) is type(got) and bool(want == got)
+    return type(kept) is type(now) and bool(kept == now)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -291,7 +425,7 @@ def _text(value: Any, margin: str) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_text(one, inner) for one in value) + "]"
     return (
-        f"{value:.12g}"
+        f"{value:.10g}"
         if isinstance(value, float) and math.isfinite(value) and value % 1
         else json.dumps(value, ensure_ascii=False)
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 FOLDER = Path(__file__).parent / "data"
 SLOPES = np.array([[2.0, -1.0, 0.5], [-1.0, 2.0, 1.0]])
+WARDS = np.array([[0.0, 0.5, 1.2], [0.0, -0.8, 0.3]])
 CENTRES = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]])
 LINES = np.array([[2.0, 3.0, 10.0], [-1.0, -2.0, 30.0]])  # slopes and intercept
 
@@ -45,11 +46,19 @@ def lines(name: str, seed: int, n_clients: int, rows: int, prefix: str = "s", *,
     """Two groups of clients with a linear model each; one column is of words."""
     draw = np.random.default_rng(seed)
     owner = owners(draw, n_clients, rows)
-    z, ward = draw.normal(size=(len(owner), 3)), draw.choice(["east", "west"], len(owner))
+    z, ward = draw.normal(size=(len(owner), 3)), draw.choice(3, len(owner), p=[0.5, 0.3, 0.2])
     noise = 0.3 * draw.normal(size=len(owner))
-    y = np.round(50 + 10 * ((z * SLOPES[owner % 2]).sum(1) + 0.5 * (ward == "west") + noise), 3)
+    y = np.round(50 + 10 * ((z * SLOPES[owner % 2]).sum(1) + WARDS[owner % 2, ward] + noise), 3)
     x = z * [1.0, 5.0, 0.2] + [0.0, 30.0, 0.0]
-    write(name, "site x0 x1 x2 ward y", owner, prefix, *x.T, ward, some_missing(y, owner) if new else y)
+    write(
+        name,
+        "site x0 x1 x2 ward y",
+        owner,
+        prefix,
+        *x.T,
+        np.array(["east", "north", "west"])[ward],
+        some_missing(y, owner) if new else y,
+    )
 
 
 def classes(name: str, seed: int, n_clients: int, rows: int, prefix: str = "s", *, new: bool = False) -> None:
@@ -57,24 +66,31 @@ def classes(name: str, seed: int, n_clients: int, rows: int, prefix: str = "s", 
     draw = np.random.default_rng(seed)
     owner = owners(draw, n_clients, rows)
     x = draw.normal(size=(len(owner), 2))
-    angle = np.arctan2(x[:, 1], x[:, 0]) + 0.3 * draw.normal(size=len(owner))
+    angle = np.arctan2(x[:, 1], x[:, 0]) + 0.5 * draw.normal(size=len(owner))
     region = np.floor((angle + np.pi) / (2 * np.pi / 3)).astype(int) % 3
     label = np.array(["high", "low", "mid"])[(region + owner % 2) % 3]
-    high = x[:, 0] + 0.5 * draw.normal(size=len(owner)) > 0
+    high = x[:, 0] + 0.8 * draw.normal(size=len(owner)) > 0
     sign = np.where(high == (owner % 2 == 0), "yes", "no")
     write(name, "site a b label sign", owner, prefix, *x.T, some_missing(label, owner) if new else label, sign)
 
 
-def different(
-    name: str, seed: int, n_clients: int, rows: int, rank: int, prefix: str = "s", *, new: bool = False
-) -> None:
-    """Every client has slopes of its own: all may differ, or in so many directions."""
+def different(name: str, seed: int, n_clients: int, rows: int, prefix: str = "s", *, new: bool = False) -> None:
+    """Every client has slopes of its own, not far from common ones."""
     draw = np.random.default_rng(seed)
     owner = owners(draw, n_clients, rows)
-    directions = np.linalg.qr(np.random.default_rng(rank).normal(size=(5, rank)))[0]
-    slopes = 1.0 + 2.0 * draw.normal(size=(n_clients, rank)) @ directions.T
+    slopes = 2.0 + draw.normal(size=(n_clients, 5))
     x = draw.normal(size=(len(owner), 5))
-    y = np.round((x * slopes[owner]).sum(1) + 0.5 * draw.normal(size=len(owner)), 3)
+    y = np.round((x * slopes[owner]).sum(1) + 1.5 * draw.normal(size=len(owner)), 3)
+    write(name, "site a b c d e y", owner, prefix, *x.T, some_missing(y, owner) if new else y)
+
+
+def directions(name: str, seed: int, n_clients: int, rows: int, prefix: str = "s", *, new: bool = False) -> None:
+    """Clients' slopes lie evenly on a line."""
+    draw = np.random.default_rng(seed)
+    owner = owners(draw, n_clients, rows)
+    slopes = 1.0 + np.linspace(-4, 4, n_clients)[:, None] * np.array([0.5, -0.5, 0.5, 0.5, 0.0])
+    x = draw.normal(size=(len(owner), 5))
+    y = np.round((x * slopes[owner]).sum(1) + draw.normal(size=len(owner)), 3)
     write(name, "site a b c d e y", owner, prefix, *x.T, some_missing(y, owner) if new else y)
 
 
@@ -105,10 +121,10 @@ def main() -> None:
     lines("lines-new", 1, 3, 6, "t", new=True)
     classes("classes", 2, 12, 18)
     classes("classes-new", 3, 3, 10, "t", new=True)
-    different("different", 4, 12, 12, 5)
-    different("different-new", 5, 3, 6, 5, "t", new=True)
-    different("directions", 6, 14, 10, 1)
-    different("directions-new", 7, 3, 6, 1, "t", new=True)
+    different("different", 4, 12, 12)
+    different("different-new", 5, 3, 6, "t", new=True)
+    directions("directions", 6, 14, 10)
+    directions("directions-new", 7, 3, 6, "t", new=True)
     rows_of_kinds("rows", 8, 7, 20)
     rows_of_kinds("rows-new", 9, 2, 8, "t", new=True)
     mixed("mixed", 10, 7, 22)
