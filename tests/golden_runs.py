@@ -32,6 +32,7 @@ from command import Said, coterie
 GOLDEN = Path(__file__).parent / "golden"
 HERE = "@here@"  # stands for the folder in which commands are called, in what is kept
 OFTEN = " --checkpoint-seconds 0"  # what runs that are to be interrupted say besides
+ALL = "all.csv"
 EXACT, FLOAT32, SHOWN = 1e-8, 1e-4, 1e-2  # see `differences`
 PASSING = {"seconds", "versions", "started", "coterie"}  # what says when, where and how fast, but not what
 SIGNS = {"map_x", "map_y"}  # principal axes have no sign
@@ -90,7 +91,7 @@ CASES: dict[str, Case] = {
     ),
     # personal parts
     "fedrep": Case("lines", f"{Y} --method fedrep --hidden 4 --rounds 3 --new-clients 0.2", float32=True),
-    "fedrep-linear": Case("lines", f"{Y} --method fedrep --layers 0.bias --rounds 4"),
+    "fedrep-linear": Case("lines", f"{Y} --method fedrep --layers 0.bias --rounds 4", keep=False),
     "fedrep-classes": Case("classes", f"{LABEL} --method fedrep --hidden 4 --rounds 3", float32=True, keep=False),
     "fedrep-stages": Case("lines", f"{Y} --method fedrep --layers 0.bias --rounds 8 {STAGED} --clock dynamic"),
     "maml-stages": Case(
@@ -173,9 +174,10 @@ def run(name: str, here: Path) -> Said:
 
 
 def lay_out(data: str, here: Path) -> None:
-    """Put data where commands are called."""
-    for file in (GOLDEN / "data").glob(f"{data}*.csv"):
-        shutil.copy(file, here)
+    """Put data where commands are called, and beside them a file with further clients, whose last rows have no target."""
+    shutil.copy(GOLDEN / "data" / f"{data}.csv", here)
+    old, new = ((GOLDEN / "data" / f"{name}.csv").read_text(encoding="utf-8") for name in (data, f"{data}-new"))
+    (here / ALL).write_text(old + new.partition("\n")[2], encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -246,12 +248,8 @@ def used(name: str, here: Path) -> dict[str, Any]:
         assert (page.code, page.out) == (0, f"{Path('run') / 'report.html'}\n"), page
         found["report"] = shown(Path("run/report.html").read_text(encoding="utf-8"))
         if case.command == "fit":
-            for title, words in (
-                ("predict", ("predict", "run", f"{case.data}.csv")),
-                ("predict new", ("predict", "run", f"{case.data}-new.csv")),
-                ("assign new", ("assign", "run", f"{case.data}-new.csv")),
-            ):
-                found[title] = _table(coterie(*words))
+            found["predict"] = _predictions(coterie("predict", "run", ALL))
+            found["assign"] = _table(coterie("assign", "run", ALL))
             found["loaded"] = _loaded(Path("run"), Path(f"{case.data}.csv"))
     return found
 
@@ -298,6 +296,14 @@ def _table(said: Said) -> dict[str, Any]:
     rows = list(csv.DictReader(io.StringIO(said.out)))
     columns = {name: [_number(row[name]) for row in rows] for name in rows[0]}
     return columns | {"warned": said.err.splitlines()}
+
+
+def _predictions(said: Said) -> dict[str, Any]:
+    """Predictions in the order of the rows."""
+    table = _table(said)
+    rows = Path(ALL).read_text(encoding="utf-8").splitlines()[1:]
+    assert table.pop("client") == [row.partition(",")[0] for row in rows]
+    return table
 
 
 def _number(text: str) -> Any:

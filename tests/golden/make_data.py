@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "data"
 SLOPES = np.array([[2.0, -1.0, 0.5], [-1.0, 2.0, 1.0]])
 WARDS = np.array([[0.0, 0.5, 1.2], [0.0, -0.8, 0.3]])
 CENTRES = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]])
-LINES = np.array([[2.0, 3.0, 10.0], [-1.0, -2.0, 30.0]])  # slopes and intercept
+LINES = np.array([[2.0, 3.0, 10.0], [-1.0, -2.0, 16.0]])  # slopes and intercept
 
 
 def write(name: str, header: str, owner: np.ndarray, prefix: str, *columns: np.ndarray) -> None:
