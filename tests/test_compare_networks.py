@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from command import coterie, refused
-from coterie import auto, compare_commands
+from coterie import auto
 from coterie.comparison import Comparison, compare, networks
 from coterie.comparison.networks import Networks
 from coterie.comparison.networks_fit import Shared
@@ -222,7 +222,7 @@ def test_command_writes_document_report_and_a_next_command_that_works(
     data: Path, tmp_path: Path, groups: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(compare_commands, "compare", lambda _, **how: (asked.update(how), groups)[1])  # as above
+    monkeypatch.setattr("coterie.comparison.compare", lambda _, **how: (asked.update(how), groups)[1])  # as above
     done = coterie("compare", data, *ASKED, "--quick", "--json", "--out", tmp_path / "found")
     assert done.code == 0, done.err
     assert (asked["hidden"], asked["quick"]) == ((8,), True)

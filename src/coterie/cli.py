@@ -1,33 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: results to stdout, progress and words to stderr, exit code 2 on misuse."""
+"""The command line: results to stdout, progress and words to stderr, exit code 2 on misuse.
+
+What a command needs is imported when it runs: help, completion and complaints about words come without torch.
+"""
 
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coterie import __version__, flower_commands
 from coterie.arguments import AsJson, Categorical, Client, Data, Exclude, Target, free_folder, read_clients
-from coterie.auto import settled_run
 from coterie.compare_commands import compare_command
-from coterie.config import FitOptions
-from coterie.data.check import check
-from coterie.data.clients import Clients
 from coterie.errors import CoterieError
-from coterie.estimators import FederatedMixture, Personalised, load
-from coterie.fit_runs import fit_run, show_fitted, show_report
 from coterie.fit_words import Every, takes_fit_options
-from coterie.mixture.tables import adoptions, components
-from coterie.personal.tables import parts_fitted, personal_predictions
-from coterie.report import write_report
-from coterie.report.comparison import is_comparison, write_comparison_report
-from coterie.runs import is_finished, read_options
-from coterie.screen import complain, counting, err, progress, show_findings, warn
-from coterie.studies import compare_commands, digits_demo
-from coterie.tables import assignments, check_ending, predictions, write_rows
+from coterie.screen import complain, counting, err, progress, warn
+from coterie.studies import compare_commands
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.data.clients import Clients
 
 __all__ = ["app", "main"]
 
@@ -73,6 +68,8 @@ def demo_command(
     as_json: AsJson = False,
 ) -> None:
     """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
+    from coterie.studies import digits_demo
+
     chosen = digits_demo.demo_options(seed)
     folder = out_ or free_folder("demo")
     _fit_into(folder, chosen, digits_demo.demo_clients(seed), every, as_json)
@@ -82,7 +79,7 @@ def demo_command(
 @takes_fit_options
 def fit_command(
     data: Data,
-    chosen: FitOptions,
+    chosen: "FitOptions",
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
     every: Every = 1.0,
     as_json: AsJson = False,
@@ -96,6 +93,9 @@ def fit_command(
 @app.command("resume")
 def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> None:
     """Continue a run that was interrupted; the result is what it would have been."""
+    from coterie.fit_runs import show_report
+    from coterie.runs import is_finished, read_options
+
     chosen = read_options(run)
     if is_finished(run):
         err.print("the run has finished; only its report is written again")
@@ -107,6 +107,11 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 @app.command("predict")
 def predict_command(run: Run, data: Data, out_: Out = None) -> None:
     """Predict every row of DATA, each client by its own cluster's model, by its own mixture, or by its personal model."""
+    from coterie.estimators import FederatedMixture, Personalised, load
+    from coterie.mixture.tables import components
+    from coterie.personal.tables import personal_predictions
+    from coterie.tables import check_ending, predictions, write_rows
+
     check_ending(out_)
     model = load(run)
     if isinstance(model, FederatedMixture):
@@ -122,6 +127,11 @@ def predict_command(run: Run, data: Data, out_: Out = None) -> None:
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None) -> None:
     """Place clients, also new ones, by their labelled rows: among clusters or components, or with a part of their own."""
+    from coterie.estimators import FederatedMixture, Personalised, load
+    from coterie.mixture.tables import adoptions
+    from coterie.personal.tables import parts_fitted
+    from coterie.tables import assignments, check_ending, write_rows
+
     check_ending(out_)
     model = load(run)
     if isinstance(model, FederatedMixture):
@@ -137,6 +147,10 @@ def assign_command(run: Run, data: Data, out_: Out = None) -> None:
 @app.command("report")
 def report_command(run: Run) -> None:
     """Write the HTML report of a run, or of a comparison, again, and print its path."""
+    from coterie.report import write_report
+    from coterie.report.comparison import is_comparison, write_comparison_report
+    from coterie.runs import is_finished
+
     if is_comparison(run):
         print(write_comparison_report(run))
         return
@@ -158,6 +172,9 @@ def check_command(
     as_json: AsJson = False,
 ) -> None:
     """Say what is in the data and what would go wrong."""
+    from coterie.data.check import check
+    from coterie.show import show_findings
+
     found = check(
         data, client=client, target=target, exclude=exclude or (), categorical=categorical or (),
         missing=missing, task=task, min_rows=min_rows,  # type: ignore[arg-type]
@@ -171,7 +188,10 @@ def check_command(
 
 
 # -- fitting ----------------------------------------------------------------------------------------------------------
-def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
+def _fit_into(folder: Path, chosen: "FitOptions", clients: "Clients", every: float, as_json: bool) -> None:
+    from coterie.auto import settled_run
+    from coterie.fit_runs import fit_run, show_fitted, show_report
+
     def begun(left_out: list[str]) -> None:
         if err.is_terminal:
             err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")

@@ -20,7 +20,7 @@ from coterie.models import Model
 from coterie.personal.run import check_personal, fit_personal
 from coterie.report import write_report
 from coterie.runs import AnyFitted, begin_run, finish_run, summary
-from coterie.screen import show, show_mixture, show_personal
+from coterie.show import show, show_mixture, show_personal
 from coterie.studies import digits_demo
 
 __all__ = ["fit_any", "fit_run", "report_run", "show_fitted", "show_report"]

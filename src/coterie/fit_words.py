@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,9 @@ from coterie.arguments import (
     given,
     layer_sizes,
 )
-from coterie.config import FitOptions, options
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
 
 __all__ = ["Every", "fit_options", "takes_fit_options"]
 
@@ -98,8 +100,10 @@ def fit_options(
     baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
-) -> FitOptions:
+) -> "FitOptions":
     """Make options of the words of the command line."""
+    from coterie.config import options
+
     tree: dict[str, Any] = {
         "method": method, "seed": seed, "baselines": baselines,
         "data": data_tree(
