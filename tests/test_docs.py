@@ -13,7 +13,6 @@ import runpy
 import shlex
 import sys
 import warnings
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,6 @@ from coterie.algorithms.serving import adopt_ask, spread_ask
 from coterie.algorithms.starts import Start
 from coterie.config import FitOptions
 from coterie.engines.in_process import InProcess
-from coterie.fitting import Score
 from coterie.models import linear_regression, mlp
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.protocol import Ask, Save
@@ -210,13 +208,6 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
-
-
-def test_figures_are_there_and_can_be_drawn_again() -> None:
-    assert ET.parse(DOCS / "figures" / "methods.svg").getroot().tag.endswith("svg")
-    draw = runpy.run_path(str(DOCS / "figures" / "make.py"))["draw"]
-    drawn = draw([Score("ifca", "IFCA", 0.9, 0.8), Score("local", "one model each", 1.0, 0.7)])
-    assert ET.fromstring(drawn).tag.endswith("svg")
 
 
 # -- examples ---------------------------------------------------------------------------------------------------------

@@ -59,6 +59,18 @@ def test_a_client_whose_steps_diverge_has_no_say() -> None:
     torch.testing.assert_close(beside, alone, rtol=1e-12, atol=0)  # sums of the same two numbers
 
 
+def test_a_round_says_how_many_clients_were_left_out() -> None:
+    xs = [column(1), column(1e160), column(), column(-1e160, 1)]  # a sound one, a wild one, nobody, another wild one
+    data = Federation(xs, [torch.ones(len(x), dtype=torch.float64) for x in xs], [*"abcd"])
+    how: dict[str, Any] = {"model": LINE, "alpha": 0.1, "beta": 0.1, "seed": 0, "training": ONE}
+    begin = State(torch.zeros(1, dtype=torch.float64))
+    _, finished, _ = run_one(lambda s: maml(s or begin, rounds=2, **how), data.rows)
+    told = [(r.info["left_out"], r.info["events"]) for r in finished.rounds]
+    assert told == 2 * [(2, ["clients left out, whose steps diverged: 2"])]
+    _, sound, _ = run_one(lambda s: maml(s or begin, rounds=2, **how), two_clients().rows)
+    assert not any({"left_out", "events"} & r.info.keys() for r in sound.rounds)
+
+
 def test_a_second_local_step_starts_where_the_first_ended() -> None:
     # A at 0.256: inner to 0.256 + 0.1 3.488 = 0.6048, f' = -2.7904; times 0.8: 0.256 + 0.1 2.23232.
     assert from_zero((0,), training=Training(steps=2)) == pytest.approx(0.479232, abs=1e-9)

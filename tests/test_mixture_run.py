@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal
+from torch import Tensor
 
 from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
@@ -174,12 +175,18 @@ def test_all_options_reach_the_algorithm() -> None:
              "mixture.robust=0.1", "mixture.neighbours=1", "mixture.together=0",
              "mixture.iterations=3", "training.participation=0.6")  # fmt: skip
     clients = clusters(outlier=True).clients()
-    plain = fit_clients(clients, chosen("baselines=false", rounds=4, tol=0)).mixtures.fit.theta
-    for word in words:
-        other = fit_clients(clients, chosen("baselines=false", word, rounds=4, tol=0)).mixtures.fit
-        assert other.theta.isfinite().all()
-        assert not torch.equal(other.theta, plain), word
-    assert fit_clients(clients, chosen("baselines=false", rounds=4, tol=0)).mixtures.fit.theta.equal(plain)
+
+    def found(*some: str) -> Tensor:
+        return fit_clients(clients, chosen("baselines=false", *some, rounds=4, tol=0)).mixtures.fit.theta
+
+    pairs = [((word,), ()) for word in words]
+    pairs += [(("mixture.penalty=norm", "mixture.kappa=0.6"), ("mixture.penalty=norm",))]  # the norm's schedule has it
+    base = {without: found(*without) for _, without in pairs}
+    for given, without in pairs:
+        other = found(*given)
+        assert other.isfinite().all()
+        assert not torch.equal(other, base[without]), given
+    assert found().equal(base[()])
 
 
 def test_a_sparse_centre_needs_columns_that_are_not_mixed() -> None:

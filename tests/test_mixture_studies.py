@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from coterie.algorithms import alignment
 from coterie.data.contamination import KINDS, drawn_clients, spoiled
 from coterie.data.images import Images
 from coterie.data.mixtures import CENTRES, drawn_centres, matched, planted_mixture
@@ -334,6 +335,16 @@ def test_times_are_told_where_asked_for_and_change_no_error():
     # Each fitted on its own is what it is among others, but for last digits, by which few of the 96 rows may change place.
     for one, other in zip(together, apart, strict=True):
         assert one["error_percent"] == pytest.approx(other["error_percent"], abs=5)
+
+
+def test_every_fit_that_is_timed_aligns_its_own_start(monkeypatch: pytest.MonkeyPatch):
+    task = mixture_tasks.MixtureTask("three", lambda seed, rows: three_classes(), (0,), {})
+    how: dict[str, Any] = {"covariance": "unit", "methods": ("tgmm", "local-em"), "rounds": 1, "reps": 1, "jobs": 1}
+    searched, aligned = [], alignment._usual_distance
+    monkeypatch.setattr(alignment, "_usual_distance", lambda theta: searched.append(theta) or aligned(theta))
+    fedgrem_real.run(task, fedgrem_real.Settings((0,), times=True, **how))
+    first, second = searched  # a search for each method, though they begin with the same local fits
+    assert torch.equal(first, second)
 
 
 def test_tables_6_to_8_stand_beside():

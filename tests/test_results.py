@@ -194,7 +194,7 @@ def test_page_and_figures_are_what_results_say() -> None:
     text, figures = docs.written(PAGE, PLAN, found())
     assert text == PAGE
     folder = ROOT / "docs" / "figures"
-    assert {path.name for path in folder.glob("*.svg")} - {"methods.svg"} == set(figures)
+    assert {path.name for path in folder.glob("*.svg")} == set(figures)
     for name, drawn in figures.items():
         assert (folder / name).read_text(encoding="utf-8") == drawn
 
@@ -279,6 +279,58 @@ def test_a_table_of_errors_by_h_with_the_paper_s() -> None:
     assert drawn("simulation", result(rows)) == ["x.svg"]
 
 
+def test_a_table_of_errors_by_c_eta_with_the_paper_s() -> None:
+    cells = [("fedgrem-paper", 0.55, 0.0, 0.64, 1.36), ("fedgrem-exact", 0.55, 0.0, 0.65, None),
+             ("fedgrem-paper", 1.35, 0.0, 0.6, 1.21), ("fedgrem-exact", 1.35, 0.0, 0.61, None),
+             ("fedgrem-paper", 0.55, 0.5, 0.704, 1.62), ("fedgrem-exact", 0.55, 0.5, 0.904, None),
+             ("fedgrem-paper", 1.35, 0.5, 0.667, None), ("fedgrem-exact", 1.35, 0.5, 0.715, None)]  # fmt: skip
+    rows, more = (
+        [
+            {"method": m, "c_eta": c, "h": h, "theta_error": e, "theta_error_se": 0.012, "paper_theta_error": p}
+            | {"w_error": e / 10, "w_error_se": None, "paper_w_error": p and p / 10}
+            for m, c, h, e, p in some
+        ]
+        for some in (cells, [("fedgrem", 0.55, 0.25, 0.256, None)])
+    )
+    both = {"x": result(rows), "y": result(more)}
+    assert TABLES["step-sizes"](both) == [
+        "|  | C_eta | h = 0 | h = 0.25 | h = 0.5 |",
+        "|---|---|---|---|---|",
+        "| `fedgrem-paper` | 0.55 | 0.64 (0.01) |  | 0.70 (0.01) |",
+        "| `fedgrem-paper` | 1.35 | 0.60 (0.01) |  | 0.67 (0.01) |",
+        "| `fedgrem-exact` | 0.55 | 0.65 (0.01) |  | 0.90 (0.01) |",
+        "| `fedgrem-exact` | 1.35 | 0.61 (0.01) |  | 0.71 (0.01) |",
+        "| `fedgrem` | 0.55 |  | 0.26 (0.01) |  |",
+        "| the paper's FedGrEM | 0.55 | 1.36 |  | 1.62 |",
+        "| the paper's FedGrEM | 1.35 | 1.21 |  |  |",
+    ]
+    assert TABLES["step-sizes-weights"](both)[2] == "| `fedgrem-paper` | 0.55 | 0.064 |  | 0.070 |"
+    assert TABLES["step-sizes-weights"](both)[-2] == "| the paper's FedGrEM | 0.55 | 0.136 |  | 0.162 |"
+
+
+def test_a_table_of_times_with_the_paper_s() -> None:
+    rows = [
+        {"method": m, "contamination": c, "seconds": s, "seconds_se": e, "paper_seconds": p}
+        for m, c, s, e, p in [("local-em", 0.0, 1.054, 0.041, 26.01), ("fedgmm", 0.0, 0.99, None, None),
+                              ("local-em", 20.5, 1.14, 0.05, 25.62), ("fedgmm", 20.5, 1.25, 0.06, None)]
+    ]  # fmt: skip
+    assert TABLES["fit-times"]({"x": result(rows)}) == [
+        "| contaminated | `local-em` | `fedgmm` |",
+        "|---|---|---|",
+        "| 0 % | 1.05 (0.04) | 0.99 |",
+        "| 0 %, paper | 26.01 |  |",
+        "| 20.5 % | 1.14 (0.05) | 1.25 (0.06) |",
+        "| 20.5 %, paper | 25.62 |  |",
+    ]
+
+
+def test_a_table_of_images_tells_who_was_left_out() -> None:
+    row = {"method": "hf-maml", "final_accuracy": 0.8314, "std": 0.012, "worst_decile": 0.5, "rounds_to_target": None}
+    row |= {"time_to_target": None, "time_ratio": None, "virtual_time": 3071.6, "left_out": 17}
+    lines = TABLES["images"]({"x": result([row], settings={"dataset": "mnist"})})
+    assert lines[2] == "| `mnist` | `hf-maml` | 0.831 ± 0.012 | 0.500 | never |  |  | 3072 | 17 |"
+
+
 def drawn(kind: str, made: Any) -> list[str]:
     figures = FIGURES[kind](made)
     assert figures == FIGURES[kind](made)
@@ -294,6 +346,17 @@ def test_figures_of_mixed_regression_have_two_panels() -> None:
     assert list(figures) == ["x-left.svg", "x-right.svg"]
     assert "moment-descent-fedavg, 10 steps" in figures["x-left.svg"]
     assert "10 steps" not in figures["x-right.svg"]
+
+
+def test_a_figure_of_rotations_has_a_row_for_each_method_and_start() -> None:
+    rows = [
+        {"method": m, "init": init, "accuracy": (low + high) / 2, "accuracies": [high, low]}
+        for m, init, low, high in [("ifca", "spread", 0.95, 0.97), ("local", None, 0.77, 0.79)]
+    ]
+    (text,) = FIGURES["rotated"](result(rows, settings={"clients": 144, "seeds": 2})).values()
+    for words in ("IFCA, spread start", "One model each", "mean of 2 seeds", "lowest", "144 clients"):
+        assert words in text
+    assert drawn("rotated", result(rows, settings={"clients": 144, "seeds": 2})) == ["x.svg"]
 
 
 def test_figures_of_starts_and_of_images_are_drawn() -> None:

@@ -108,6 +108,14 @@ def test_processes_do_not_change_the_rows(found: dict[str, dict[str, Any]]) -> N
     assert rows == [found["lg-srpfl"], found["flanp-ft"]]
 
 
+def test_clients_that_diverge_are_counted_over_rounds_and_seeds() -> None:
+    wild = replace(SMALL, methods=("hf-maml", "fedavg"), rounds=3, evaluate_every=1, meta_step_size=1e30, seeds=2)
+    maml, fedavg = run(wild).rows
+    # Two steps of 1e30 leave the range of float32 for everyone, so that the model stays: 8 clients, 3 rounds, 2 seeds.
+    assert [[point["left_out"] for point in curve] for curve in maml["curves"]] == [[8, 16, 24]] * 2
+    assert (maml["left_out"], fedavg["left_out"]) == (48, 0)
+
+
 def test_seeds_are_averaged() -> None:
     one = replace(SMALL, methods=("fedrep",), rounds=2, curves=False)
     first, second, both = (run(replace(one, seed=a, seeds=n)).rows[0] for a, n in ((0, 1), (1, 1), (0, 2)))
@@ -273,7 +281,9 @@ def test_the_command_prints_one_document() -> None:
     document = json.loads(said.out)
     assert document["study"] == "srpfl-images"
     assert [row["method"] for row in document["rows"]] == ["fedrep", "srpfl"]
-    assert document["rows"][0]["curves"][0][0].keys() == {"round", "virtual_time", "accuracy", "worst_decile"}
+    assert document["rows"][0]["curves"][0][0].keys() == {
+        "round", "virtual_time", "left_out", "accuracy", "worst_decile"
+    }  # fmt: skip
     assert document["settings"]["communication"] == 10
     assert (settings("mnist").rounds, settings("mnist").hidden) == (55, (512, 256, 64))
 

@@ -28,6 +28,7 @@ def main() -> None:
     found = {name: result for name in entries if (result := read(name)) is not None}
     text, figures = written(PAGE.read_text(encoding="utf-8"), entries, found)
     PAGE.write_text(text, encoding="utf-8")
+    FIGURE_FOLDER.mkdir(exist_ok=True)
     for name, drawn in figures.items():
         (FIGURE_FOLDER / name).write_text(drawn, encoding="utf-8")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from coterie.report.numbers import percent_ticks
-from coterie.report.plots import Line, line_chart
+from coterie.report.plots import Line, dots, line_chart
 from tools.tables import values, where
 
 __all__ = ["FIGURES"]
@@ -16,6 +16,7 @@ __all__ = ["FIGURES"]
 Result = Mapping[str, Any]
 SIZE = (560.0, 320.0)
 LEFT = ("moment-descent-fedavg", "moment-descent-fedprox")  # methods of the left panels, all local steps
+ROTATED = {"ifca": "IFCA", "global": "One model for all", "local": "One model each"}
 STEPS = 5  # local steps of the right panels
 
 
@@ -70,6 +71,21 @@ def synthetic(result: Result) -> dict[str, str]:
     return {f"{result['name']}.svg": chart}
 
 
+def rotated(result: Result) -> dict[str, str]:
+    """Accuracy of every method on test images: mean, and the seeds that fare worst and best."""
+    rows, said = result["rows"], result["settings"]
+    columns = {
+        f"mean of {said['seeds']} seeds": [row["accuracy"] for row in rows],
+        "lowest": [min(row["accuracies"]) for row in rows],
+        "highest": [max(row["accuracies"]) for row in rows],
+    }
+    names = [ROTATED[row["method"]] + (f", {row['init']} start" if row["init"] else "") for row in rows]
+    title = f"{said['clients']} clients, digits in four rotations that nobody was told of"
+    chart = dots(names, columns, strong=0, form=percent_ticks, x_label="accuracy on test images, higher is better",
+                 title=title, width=640, standalone=True)  # fmt: skip
+    return {f"{result['name']}.svg": chart}
+
+
 def simulation(result: Result) -> dict[str, str]:
     """FedGrEM, Figure 3: error by h, of every method."""
     rows = result["rows"]
@@ -117,5 +133,5 @@ def _until(line: Line, end: float) -> Line:
 
 
 FIGURES: dict[str, Callable[[Result], dict[str, str]]] = {
-    "mixed": mixed, "synthetic": synthetic, "simulation": simulation, "images": images,
+    "rotated": rotated, "mixed": mixed, "synthetic": synthetic, "simulation": simulation, "images": images,
 }  # fmt: skip

@@ -161,6 +161,27 @@ def simulation_weights(results: Results) -> list[str]:
     return simulation(results, "w_error", 3)
 
 
+def step_sizes(results: Results, field: str = "theta_error", digits: int = 2) -> list[str]:
+    """Every method at every C_eta and h, and the paper's FedGrEM."""
+    rows = every(results)
+    hs = sorted(values(rows, "h"))
+    body = []
+    for method in values(rows, "method"):
+        for c_eta in values(where(rows, method=method), "c_eta"):
+            own = {row["h"]: mean_cell(row, field, digits) for row in where(rows, method=method, c_eta=c_eta)}
+            body.append([code(method), f"{c_eta:g}", *(own.get(h, "") for h in hs)])
+    told = [row for row in rows if row[f"paper_{field}"] is not None]
+    for c_eta in values(told, "c_eta"):
+        own = {row["h"]: number(row[f"paper_{field}"], digits) for row in where(told, c_eta=c_eta)}
+        body.append(["the paper's FedGrEM", f"{c_eta:g}", *(own.get(h, "") for h in hs)])
+    return table(["", "C_eta", *(f"h = {h:g}" for h in hs)], body)
+
+
+def step_sizes_weights(results: Results) -> list[str]:
+    """The same, of proportions."""
+    return step_sizes(results, "w_error", 3)
+
+
 def mean_cell(row: Row, field: str, digits: int = 2) -> str:
     """Write a mean with its standard error."""
     error = row[f"{field}_se"]
@@ -179,6 +200,17 @@ def misclustering(results: Results, field: str = "error_percent") -> list[str]:
 def misclustering_own(results: Results) -> list[str]:
     """The same, with every client's components matched to classes for itself."""
     return misclustering(results, "own_percent")
+
+
+def fit_times(results: Results) -> list[str]:
+    """CPU seconds of every method at every contamination, and below them the paper's."""
+    rows = every(results)
+    methods, body = values(rows, "method"), []
+    for share in values(rows, "contamination"):
+        own = {row["method"]: row for row in where(rows, contamination=share)}
+        body.append([f"{share:g} %", *(mean_cell(own[method], "seconds") for method in methods)])
+        body.append([f"{share:g} %, paper", *(number(own[method]["paper_seconds"]) for method in methods)])
+    return table(["contaminated", *map(code, methods)], body)
 
 
 def adversarial(results: Results) -> list[str]:
@@ -282,8 +314,11 @@ def images(results: Results) -> list[str]:
                 number(row["final_accuracy"], 3) + (f" ± {number(row['std'], 3)}" if row["std"] is not None else ""),
                 number(row["worst_decile"], 3), number(row["rounds_to_target"], 0, "never"),
                 number(row["time_to_target"], 0), number(row["time_ratio"]), number(row["virtual_time"], 0),
+                str(row["left_out"]),
             ])  # fmt: skip
-    return table(["Data", "Method", "accuracy", "worst tenth", "rounds", "time", "ratio", "time in all"], body)
+    return table(
+        ["Data", "Method", "accuracy", "worst tenth", "rounds", "time", "ratio", "time in all", "left out"], body
+    )
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
@@ -318,8 +353,11 @@ TABLES: dict[str, Callable[[Results], list[str]]] = {
     "laws": laws,
     "simulation": simulation,
     "simulation-weights": simulation_weights,
+    "step-sizes": step_sizes,
+    "step-sizes-weights": step_sizes_weights,
     "misclustering": misclustering,
     "misclustering-own": misclustering_own,
+    "fit-times": fit_times,
     "adversarial": adversarial,
     "adaptive": adaptive,
     "adaptive-summary": adaptive_summary,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from coterie import keys
 
-__all__ = ["align", "exhaustive", "score"]
+__all__ = ["align", "exhaustive", "forget", "score"]
 
 _ORDERS = 10
 _RECURS = 3  # outcomes alike that end the search
@@ -88,6 +88,11 @@ def _aligned(numbers: bytes, shape: tuple[int, ...], seed: int, orders: int) -> 
             return found[-1]
     reach = min(float(_from_centre(safe, order).median()) for order in found)
     return _first_of_the_best(found, [float(_from_centre(safe, order).clamp(max=3 * reach).sum()) for order in found])
+
+
+def forget() -> None:
+    """Forget what was aligned: a fit that is timed should not profit from one before it."""
+    _aligned.cache_clear()
 
 
 def _first_of_the_best(orders: list[Tensor], scores: list[float]) -> Tensor:

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +26,8 @@ def averaged(
 ) -> Generator[Ask | Save, Replies | None, State]:
     """Ask, and move by the clients' mean `update`, until the last round or a relative change of at most `tol`.
 
-    Clients also answer with `loss`, and with `n`, the rows that they have.
+    Clients also answer with `loss`, and with `n`, the rows that they have; and where it may be that they have no say, with
+    `left_out`, whether that is so.
     """
     while state.round < rounds and not state.settled:
         got = yield question(state)
@@ -36,5 +38,10 @@ def averaged(
         change = float(got["update"].norm() / state.theta.norm().clamp(min=1e-12))
         theta = state.theta + got["update"]
         state = replace(state, theta=theta, round=state.round + 1, settled=bool(tol) and change <= tol)
-        yield Save(state, {"loss": float(got["loss"])})
+        yield Save(state, {"loss": float(got["loss"]), **_left_out(int(got.values.get("left_out", 0)))})
     return state
+
+
+def _left_out(clients: int) -> dict[str, Any]:
+    """Say how many clients had no say, if any."""
+    return {"left_out": clients, "events": [f"clients left out, whose steps diverged: {clients}"]} if clients else {}

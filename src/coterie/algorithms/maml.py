@@ -3,7 +3,7 @@
 
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach", NeurIPS 2020, Algorithm 1, with the Hessian-free (HF-MAML) or first-order (FO-MAML) step of their Section 5.
-Departure: a client whose steps diverge has no say in the round.
+Departure: a client whose steps diverge has no say in the round, which says how many they are.
 """
 
 from collections.abc import Generator
@@ -91,7 +91,7 @@ def maml(
                 "training": training,
                 "by_rows": weighting == "rows",
             },
-            fold={"update": WeightedMean("weight"), "loss": WeightedMean("n"), "n": Sum()},
+            fold={"update": WeightedMean("weight"), "loss": WeightedMean("n"), "n": Sum(), "left_out": Sum()},
             work=_GRADIENTS[hessian] * training.work(),
             scratch=model.n_outputs,
         )
@@ -116,7 +116,8 @@ def meta_train(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bl
     sound = update.isfinite().all(-1)  # [S, C]
     weight = sound * (n if shared["by_rows"] else (n > 0).to(torch.float64))
     update = torch.where(sound[..., None], update, 0.0)  # 0 times infinity is no number
-    return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
+    left_out = (~sound & (n > 0)).to(torch.float64)
+    return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight, "left_out": left_out}, {}
 
 
 def _meta_steps(

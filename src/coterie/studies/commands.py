@@ -2,9 +2,10 @@
 """`coterie study`: the studies on the command line. Results go to stdout, progress to stderr."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.table import Table
@@ -13,7 +14,7 @@ from coterie.errors import ConfigError
 from coterie.studies import ifca_rotated as rotated
 from coterie.studies import ifca_synthetic as synthetic
 from coterie.studies import rotated_tasks as tasks
-from coterie.studies.common import console, named, numbers, progress, show
+from coterie.studies.common import Column, Outcome, Tell, console, named, numbers, progress, show
 from coterie.studies.ledger import VARIABLE
 from coterie.studies.rotated_settings import INITS, METHODS, Settings, Task
 
@@ -88,10 +89,7 @@ def ifca_synthetic(
     given |= {name: numbers(f"--{name}", text, float) for name, text in (("r", r), ("sigma", sigma), ("steps", steps))}
     sizes = (("clients", clients), ("rows", rows), ("features", features))
     given |= {name: numbers(f"--{name}", text, int) for name, text in sizes}
-    settings = replace(synthetic.settings(panel, quick=quick), seed=seed, **stated(given))
-    with progress() as tell:
-        outcome = synthetic.run(settings, tell)
-    show(outcome, synthetic.COLUMNS, caption=synthetic.CAPTION, as_json=as_json)
+    run_study(synthetic, synthetic.settings(panel, quick=quick), given | {"seed": seed}, as_json)
 
 
 @app.command("ifca-rotated-mnist")
@@ -182,6 +180,29 @@ def _run_rotated(task: Task, sizes: list[Settings], checkpoint: Path | None, as_
     with progress() as tell:
         outcome = rotated.run(task, sizes, tell, checkpoint)
     show(outcome, rotated.COLUMNS, caption=rotated.CAPTION, as_json=as_json)
+
+
+def some_of(names: Iterable[str], rest: str = "") -> Any:
+    """Describe an option that takes some of these names."""
+    return typer.Option(help=f"Comma-separated, of {', '.join(names)}{rest}.")
+
+
+class Study(Protocol):
+    """A module that holds a study of one kind of settings."""
+
+    COLUMNS: list[Column]
+    CAPTION: str
+
+    def run(self, chosen: Any, tell: Tell, /) -> Outcome:
+        """Run it, and tell how far it is."""
+
+
+def run_study(study: Study, base: Any, given: dict[str, Any], as_json: bool) -> None:
+    """Run a study with the settings `base` and the options that were given, and print what it finds."""
+    chosen = replace(base, **stated(given))
+    with progress() as tell:
+        outcome = study.run(chosen, tell)
+    show(outcome, study.COLUMNS, caption=study.CAPTION, as_json=as_json)
 
 
 def stated(given: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ training rows. Not in the paper, which has one kind of outlier.
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -29,7 +29,7 @@ from coterie.studies.mixture_common import mean_and_error, misclustering
 from coterie.studies.mixture_tasks import N_CLASSES, pendigits
 from coterie.studies.parallel import side_by_side
 
-__all__ = ["CAPTION", "COLUMNS", "NAME", "Data", "Settings", "run"]
+__all__ = ["CAPTION", "COLUMNS", "NAME", "QUICK", "Data", "Settings", "run"]
 
 NAME = "fedgrem-adversarial"
 CAPTION = (
@@ -76,6 +76,9 @@ class Settings:
         at_least(0, shares=min(self.shares), h=self.h, tol=self.tol)
         if max(self.shares) >= 0.5:
             raise ConfigError("half of the clients or more cannot be bad", "give --shares below 0.5")
+
+
+QUICK: Mapping[str, Any] = {"reps": 2, "shares": (0.3,)}
 
 
 def run(chosen: Settings, tell: Tell = silent) -> Outcome:

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from coterie.algorithms import alignment
 from coterie.data.contamination import KINDS, Contamination, drawn_clients, spoiled
 from coterie.data.ragged import Ragged
 from coterie.mixture.fit import fit_methods
@@ -133,6 +134,7 @@ def _repetition(cell: tuple[MixtureTask, Settings, int, int]) -> dict[str, _Meas
     good = ~torch.isin(torch.arange(rows.n_clients), bad)
     known, family, found = replace(train, y=classes), Gaussian(train.shape[0], chosen.covariance), {}
     for methods in [(method,) for method in chosen.methods] if chosen.times else [chosen.methods]:
+        alignment.forget()
         began = time.process_time()
         fits = fit_methods(train, family, N_CLASSES, methods, rounds=chosen.rounds, tol=chosen.tol, seed=seed)
         seconds = time.process_time() - began

@@ -6,14 +6,13 @@ compared with the oracle of its own Phase 2, so that a ratio above 1 is the star
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
 from coterie.studies.mixed_methods import FEDAVG, PAPER, PRESETS, Methods, compare
-from coterie.studies.mixed_regression import SETTINGS, of_rows
+from coterie.studies.mixed_regression import RATIOS, SETTINGS, summary
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "NAME", "VARIANTS", "Settings", "run", "settings"]
@@ -96,7 +95,7 @@ def run(chosen: Settings, tell: Tell = silent) -> Outcome:
     found = side_by_side(partial(_at, chosen), tasks, chosen.jobs, lambda done: tell(NAME, done, len(tasks), "runs"))
     rows = list(itertools.chain.from_iterable(found))
     shown = asdict(chosen) | {"how": {variant: asdict(chosen.how(variant)) for variant in chosen.variants}}
-    return Outcome(NAME, shown, rows, _summary(rows))
+    return Outcome(NAME, shown, rows, summary(rows, "setting", "variant", "method"))
 
 
 def _at(chosen: Settings, task: tuple[str, str, int]) -> list[dict[str, Any]]:
@@ -105,27 +104,11 @@ def _at(chosen: Settings, task: tuple[str, str, int]) -> list[dict[str, Any]]:
     return [{"setting": setting, "variant": variant, **row} for row in rows]
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Sum up each method of each variant in each setting."""
-    names = ("setting", "variant", "method")
-    lines = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
-    return [
-        dict(zip(names, line, strict=True))
-        | of_rows([row for row in rows if tuple(row[name] for name in names) == line])
-        for line in lines
-    ]
-
-
 COLUMNS = [
     Column("setting", "setting"),
     Column("variant", "variant"),
     Column("method", "method"),
-    Column("seeds", "seeds"),
-    Column("mean_error", "error", "{:.4f}".format),
-    Column("mean_ratio", "mean ratio", "{:.3f}".format),
-    Column("max_ratio", "max", "{:.3f}".format),
-    Column("success", "<= 1.05", "{:.0%}".format),
-    Column("median_rounds", "rounds"),
+    *RATIOS,
     Column("mean_anchor_error", "anchor error", "{:.2f}".format),
     Column("anchors_near", "anchors", "{:.0%}".format),
 ]

@@ -10,14 +10,12 @@ from coterie.studies import mixed_ablation as ablation
 from coterie.studies import mixed_methods as mixed
 from coterie.studies import mixed_regression as regression
 from coterie.studies import mixed_scaling as scaling
-from coterie.studies.commands import Jobs, Json, Quick, Rounds, Seed, Seeds, StepSize, app, stated
-from coterie.studies.common import named, numbers, progress, show
+from coterie.studies.commands import Jobs, Json, Quick, Rounds, Seed, Seeds, StepSize, app, run_study, some_of, stated
+from coterie.studies.common import named, numbers
 
 __all__ = ["app"]
 
-Methods = Annotated[
-    str | None, typer.Option("--methods", help=f"Comma-separated, of {', '.join(mixed.METHODS)}; all by default.")
-]
+Methods = Annotated[str | None, some_of(mixed.METHODS, "; all by default")]
 
 
 @app.command(regression.NAME)
@@ -67,18 +65,13 @@ def mixed_regression(
     how |= {"step_size": step_size, "eta": eta, "average_over": average_over, "estimator": estimator}
     how |= {"anchors": anchors, "noise_on_anchors": noise_on_anchors, "curves": curves}
     problem = replace(base.problem, **stated({"features": features, "covariance": covariance}))
-    given = stated({"seeds": seeds, "jobs": jobs})
-    settings = replace(base, problem=problem, how=replace(base.how, **stated(how)), seed=seed, **given)
-    with progress() as tell:
-        outcome = regression.run(settings, tell)
-    show(outcome, regression.COLUMNS, caption=regression.CAPTION, as_json=as_json)
+    given = {"problem": problem, "how": replace(base.how, **stated(how)), "seed": seed, "seeds": seeds, "jobs": jobs}
+    run_study(regression, base, given, as_json)
 
 
 @app.command(scaling.NAME)
 def mixed_regression_scaling(
-    factors: Annotated[
-        str | None, typer.Option(help=f"Comma-separated, of {', '.join(scaling.FACTORS)}; all by default.")
-    ] = None,
+    factors: Annotated[str | None, some_of(scaling.FACTORS, "; all by default")] = None,
     methods: Methods = None,
     jobs: Jobs = None,
     seed: Seed = 0,
@@ -88,10 +81,8 @@ def mixed_regression_scaling(
 ) -> None:
     """The same against the numbers of clients, rows, features and clusters, noise, covariance, law and private anchors."""
     base = scaling.settings(named("--factors", factors, tuple(scaling.FACTORS)), quick=quick)
-    given = {"methods": named("--methods", methods, mixed.METHODS), "seeds": seeds, "jobs": jobs}
-    with progress() as tell:
-        outcome = scaling.run(replace(base, seed=seed, **stated(given)), tell)
-    show(outcome, scaling.COLUMNS, caption=scaling.CAPTION, as_json=as_json)
+    given = {"methods": named("--methods", methods, mixed.METHODS), "seed": seed, "seeds": seeds, "jobs": jobs}
+    run_study(scaling, base, given, as_json)
 
 
 @app.command(ablation.NAME)
@@ -99,9 +90,7 @@ def mixed_regression_ablation(
     settings: Annotated[
         str | None, typer.Option(help="Comma-separated, of c1, c2 and c3 of appendix C; all by default.")
     ] = None,
-    variants: Annotated[
-        str | None, typer.Option(help=f"Comma-separated, of {', '.join(ablation.VARIANTS)}; all by default.")
-    ] = None,
+    variants: Annotated[str | None, some_of(ablation.VARIANTS, "; all by default")] = None,
     methods: Methods = None,
     rounds: Rounds = None,
     jobs: Jobs = None,
@@ -113,8 +102,5 @@ def mixed_regression_ablation(
     """Moment descent without each of what is added to the paper here, and as the paper has it."""
     given: dict[str, Any] = {"settings": named("--settings", settings, tuple(regression.SETTINGS)), "rounds": rounds}
     given |= {"variants": named("--variants", variants, tuple(ablation.VARIANTS)), "seeds": seeds, "jobs": jobs}
-    given |= {"methods": named("--methods", methods, mixed.METHODS)}
-    base = ablation.settings(quick=quick)
-    with progress() as tell:
-        outcome = ablation.run(replace(base, seed=seed, **stated(given)), tell)
-    show(outcome, ablation.COLUMNS, caption=ablation.CAPTION, as_json=as_json)
+    given |= {"methods": named("--methods", methods, mixed.METHODS), "seed": seed}
+    run_study(ablation, ablation.settings(quick=quick), given, as_json)

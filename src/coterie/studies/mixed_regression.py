@@ -22,7 +22,7 @@ from coterie.studies.mixed_methods import PRESETS, Methods, compare
 from coterie.studies.mixed_problem import Problem
 from coterie.studies.parallel import side_by_side
 
-__all__ = ["CAPTION", "COLUMNS", "NAME", "SETTINGS", "Settings", "of_rows", "run", "settings"]
+__all__ = ["CAPTION", "COLUMNS", "NAME", "RATIOS", "SETTINGS", "Settings", "of_rows", "run", "settings", "summary"]
 
 NAME = "mixed-regression"
 CAPTION = (
@@ -85,17 +85,15 @@ def run(chosen: Settings, tell: Tell = silent) -> Outcome:
         lambda done: tell(chosen.setting, done, chosen.seeds, "seeds"),
     )  # fmt: skip
     rows = [{"setting": chosen.setting, **row} for row in itertools.chain.from_iterable(found)]
-    return Outcome(NAME, asdict(chosen), rows, [{"setting": chosen.setting, **line} for line in _summary(rows)])
+    return Outcome(NAME, asdict(chosen), rows, summary(rows, "setting", "method", "local_steps"))
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Sum up each method, in the order in which they were run."""
-    runs = dict.fromkeys((row["method"], row["local_steps"]) for row in rows)
-    return [
-        {"method": method, "local_steps": steps}
-        | of_rows([row for row in rows if (row["method"], row["local_steps"]) == (method, steps)])
-        for method, steps in runs
-    ]
+def summary(rows: Sequence[Mapping[str, Any]], *names: str) -> list[dict[str, Any]]:
+    """Sum up what has the same in these fields, in the order in which it was run."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        alike.setdefault(tuple(row[name] for name in names), []).append(row)
+    return [dict(zip(names, values, strict=True)) | of_rows(own) for values, own in alike.items()]
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -120,16 +118,20 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+RATIOS = [
+    Column("seeds", "seeds"),
+    Column("mean_error", "error", "{:.4f}".format),
+    Column("mean_ratio", "mean ratio", "{:.3f}".format),
+    Column("max_ratio", "max", "{:.3f}".format),
+    Column("success", "<= 1.05", "{:.0%}".format),
+    Column("median_rounds", "rounds"),
+]  # of all studies of mixed regression
 COLUMNS = [
     Column("setting", "setting"),
     Column("method", "method"),
     Column("local_steps", "steps"),
-    Column("seeds", "seeds"),
-    Column("mean_error", "error", "{:.4f}".format),
-    Column("mean_ratio", "mean ratio", "{:.3f}".format),
+    *RATIOS[:3],
     Column("median_ratio", "median", "{:.3f}".format),
-    Column("max_ratio", "max", "{:.3f}".format),
-    Column("success", "<= 1.05", "{:.0%}".format),
-    Column("median_rounds", "rounds"),
+    *RATIOS[3:],
     Column("anchors_near", "anchors", "{:.0%}".format),
 ]

@@ -18,7 +18,7 @@ from coterie.data.synthetic import Covariance, Law
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
 from coterie.studies.mixed_methods import FEDAVG, FEDPROX, ORACLE, ORACLE_FEDPROX, Methods, compare
 from coterie.studies.mixed_problem import Problem
-from coterie.studies.mixed_regression import of_rows
+from coterie.studies.mixed_regression import RATIOS, summary
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "FACTORS", "NAME", "Point", "Settings", "run", "settings"]
@@ -155,7 +155,7 @@ def run(chosen: Settings, tell: Tell = silent) -> Outcome:
         for seed in seeds
         for row in at[point, seed]
     ]
-    return Outcome(NAME, asdict(chosen), rows, _summary(rows))
+    return Outcome(NAME, asdict(chosen), rows, summary(rows, "factor", "value", "method"))
 
 
 def _at(methods: tuple[str, ...], task: tuple[Point, int]) -> list[dict[str, Any]]:
@@ -164,26 +164,10 @@ def _at(methods: tuple[str, ...], task: tuple[Point, int]) -> list[dict[str, Any
     return [{"rounds": how.rounds, **row} for row in compare(point.problem, how, seed)]
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Sum up each method at each value of each factor."""
-    names = ("factor", "value", "method")
-    lines = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
-    return [
-        dict(zip(names, line, strict=True))
-        | of_rows([row for row in rows if tuple(row[name] for name in names) == line])
-        for line in lines
-    ]
-
-
 COLUMNS = [
     Column("factor", "factor"),
     Column("value", "value"),
     Column("method", "method"),
-    Column("seeds", "seeds"),
-    Column("mean_error", "error", "{:.4f}".format),
-    Column("mean_ratio", "mean ratio", "{:.3f}".format),
-    Column("max_ratio", "max", "{:.3f}".format),
-    Column("success", "<= 1.05", "{:.0%}".format),
-    Column("median_rounds", "rounds"),
+    *RATIOS,
     Column("mean_anchor_error", "anchors", "{:.2f}".format),
 ]

@@ -12,14 +12,15 @@ from coterie.studies import fedgrem_adversarial as adversarial
 from coterie.studies import fedgrem_real as real
 from coterie.studies import fedgrem_simulation as simulation
 from coterie.studies import mixture_tasks as tasks
-from coterie.studies.commands import Json, Quick, Rounds, Seed, Seeds, stated
+from coterie.studies.commands import Json, Quick, Rounds, Seed, Seeds, run_study, some_of, stated
 from coterie.studies.common import named, numbers, progress, show
 from coterie.studies.mixed_commands import app
 from coterie.studies.mixture_common import METHODS
 
 __all__ = ["app"]
 
-Methods = Annotated[str | None, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.")]
+Methods = Annotated[str | None, some_of(METHODS)]
+Distances = Annotated[str | None, typer.Option("--h", help="Distances from common parameters, comma-separated.")]
 Tolerance = Annotated[float | None, typer.Option(help="Rounds end when no estimate moves by more than this.")]
 Bad = Annotated[str | None, typer.Option(help="Numbers of contaminated clients, comma-separated.")]
 Contaminated = Annotated[str | None, typer.Option("--contamination", help=f"How: {', '.join(KINDS)}.")]
@@ -32,7 +33,7 @@ Rows = Annotated[int | None, typer.Option("--rows", help="Images of each client;
 @app.command(simulation.NAME)
 def fedgrem_simulation(
     model: Annotated[str, typer.Option(help="gmm (Gaussian mixtures) or mor (mixtures of regressions).")] = "gmm",
-    h: Annotated[str | None, typer.Option("--h", help="Distances from common parameters, comma-separated.")] = None,
+    h: Distances = None,
     outliers: Annotated[
         str | None, typer.Option(help="Outlier client as in the text (paper) or in the authors' code (official).")
     ] = None,
@@ -51,12 +52,9 @@ def fedgrem_simulation(
     """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures, one outlier client, against nine methods."""
     given: dict[str, Any] = {"outliers": outliers, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
     given |= {"h": numbers("--h", h, float), "methods": named("--methods", methods, METHODS)}
-    given |= {"c_eta": numbers("--c-eta", c_eta, float)}
-    base = {**(simulation.QUICK if quick else {}), **stated(given)}
-    settings = simulation.Settings(cast(Any, model), seed=seed, **base)
-    with progress() as tell:
-        outcome = simulation.run(settings, tell)
-    show(outcome, simulation.COLUMNS, caption=simulation.CAPTION, as_json=as_json)
+    given |= {"c_eta": numbers("--c-eta", c_eta, float), "seed": seed}
+    base = simulation.Settings(cast(Any, model), **(simulation.QUICK if quick else {}))
+    run_study(simulation, base, given, as_json)
 
 
 def _real_study(task: tasks.MixtureTask, help_: str, small: dict[str, Any]) -> None:
@@ -99,7 +97,7 @@ _real_study(tasks.FASHION, "Table 3 of FedGrEM: the same on Fashion-MNIST.", {"r
 @app.command(adversarial.NAME)
 def fedgrem_adversarial(
     data: Annotated[str, typer.Option(help="gmm, mor (planted mixtures) or pendigits.")] = "gmm",
-    kinds: Annotated[str | None, typer.Option(help=f"Comma-separated, of {', '.join(KINDS)}.")] = None,
+    kinds: Annotated[str | None, some_of(KINDS)] = None,
     shares: Annotated[str | None, typer.Option(help="Shares of bad clients, comma-separated.")] = None,
     h: Annotated[float | None, typer.Option("--h", help="Distance of planted parameters from common ones.")] = None,
     methods: Methods = None,
@@ -114,19 +112,16 @@ def fedgrem_adversarial(
     """What good clients lose to bad ones of seven kinds, up to three in ten."""
     given: dict[str, Any] = {"h": h, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
     given |= {"kinds": named("--kinds", kinds, KINDS), "methods": named("--methods", methods, METHODS)}
-    given |= {"shares": numbers("--shares", shares, float)}
-    base = {**({"reps": 2, "shares": (0.3,)} if quick else {}), **stated(given)}
-    settings = adversarial.Settings(cast(Any, data), seed=seed, **base)
-    with progress() as tell:
-        outcome = adversarial.run(settings, tell)
-    show(outcome, adversarial.COLUMNS, caption=adversarial.CAPTION, as_json=as_json)
+    given |= {"shares": numbers("--shares", shares, float), "seed": seed}
+    base = adversarial.Settings(cast(Any, data), **(adversarial.QUICK if quick else {}))
+    run_study(adversarial, base, given, as_json)
 
 
 @app.command(adaptive.NAME)
 def fedgrem_adaptive(
     d: Annotated[str | None, typer.Option("--d", help="Dimensions, comma-separated.")] = None,
     r: Annotated[str | None, typer.Option("--r", help="Numbers of components, comma-separated.")] = None,
-    h: Annotated[str | None, typer.Option("--h", help="Distances from common parameters, comma-separated.")] = None,
+    h: Distances = None,
     n: Annotated[str | None, typer.Option("--n", help="Rows of every client, comma-separated.")] = None,
     apart: Annotated[float | None, typer.Option(help="Smallest distance between two centres.")] = None,
     rounds: Rounds = None,
@@ -140,8 +135,5 @@ def fedgrem_adaptive(
     """Whether FedGrEM is ever worse than local EM or FedEM, over a grid of sizes and distances."""
     given: dict[str, Any] = {"apart": apart, "reps": seeds, "rounds": rounds, "tol": tol, "jobs": jobs}
     given |= {"d": numbers("--d", d, int), "r": numbers("--r", r, int), "n": numbers("--n", n, int)}
-    given |= {"h": numbers("--h", h, float)}
-    settings = adaptive.Settings(seed=seed, **{**(adaptive.QUICK if quick else {}), **stated(given)})
-    with progress() as tell:
-        outcome = adaptive.run(settings, tell)
-    show(outcome, adaptive.COLUMNS, caption=adaptive.CAPTION, as_json=as_json)
+    given |= {"h": numbers("--h", h, float), "seed": seed}
+    run_study(adaptive, adaptive.Settings(**(adaptive.QUICK if quick else {})), given, as_json)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`coterie study srpfl-...`: straggler-resilient personalisation on the command line."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -9,8 +8,8 @@ import typer
 from coterie.studies import srpfl_images as images
 from coterie.studies import srpfl_linear as linear
 from coterie.studies import srpfl_speedup as speedup
-from coterie.studies.commands import Clients, Jobs, Json, Quick, Rounds, Rows, Seed, Seeds, StepSize, stated
-from coterie.studies.common import named, numbers, one_of, progress, show
+from coterie.studies.commands import Clients, Jobs, Json, Quick, Rounds, Rows, Seed, Seeds, StepSize, run_study, some_of
+from coterie.studies.common import named, numbers, one_of
 from coterie.studies.mixture_commands import app
 
 __all__ = ["app"]
@@ -35,7 +34,7 @@ def srpfl_linear(
     stage_rounds: Annotated[int | None, typer.Option(help="Rounds of each of SRPFL's fixed stages.")] = None,
     speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(linear.SPEEDS)}.")] = None,
     communication: Communication = None,
-    methods: Annotated[str | None, typer.Option(help=f"Comma-separated, of {', '.join(linear.METHODS)}.")] = None,
+    methods: Annotated[str | None, some_of(linear.METHODS)] = None,
     jobs: Jobs = None,
     seed: Seed = 0,
     seeds: Seeds = None,
@@ -46,11 +45,8 @@ def srpfl_linear(
     given: dict[str, Any] = {"clients": clients, "rows": rows, "features": features, "rank": rank, "noise": noise}
     given |= {"batch_size": batch_size, "step_size": step_size, "rounds": rounds, "first": first}
     given |= {"stages": stages, "stage_rounds": stage_rounds, "speeds": speeds, "communication": communication}
-    given |= {"methods": named("--methods", methods, linear.METHODS), "jobs": jobs, "seeds": seeds}
-    chosen = replace(linear.settings(quick=quick), seed=seed, **stated(given))
-    with progress() as tell:
-        outcome = linear.run(chosen, tell)
-    show(outcome, linear.COLUMNS, caption=linear.CAPTION, as_json=as_json)
+    given |= {"methods": named("--methods", methods, linear.METHODS), "jobs": jobs, "seed": seed, "seeds": seeds}
+    run_study(linear, linear.settings(quick=quick), given, as_json)
 
 
 @app.command(speedup.NAME)
@@ -80,19 +76,15 @@ def srpfl_speedup(
     given: dict[str, Any] = {"clients": numbers("--clients", clients, int), "c_hat": numbers("--c-hat", c_hat, float)}
     given |= {"communication": numbers("--communication", communication, float), "first": first}
     given |= {"contraction": contraction, "trained": numbers("--trained", trained, int), "features": features}
-    given |= {"rank": rank, "noise": noise, "jobs": jobs, "seeds": seeds}
-    chosen = replace(speedup.settings(quick=quick), seed=seed, **stated(given))
-    with progress() as tell:
-        outcome = speedup.run(chosen, tell)
-    show(outcome, speedup.COLUMNS, caption=speedup.CAPTION, as_json=as_json)
+    given |= {"rank": rank, "noise": noise, "jobs": jobs, "seed": seed, "seeds": seeds}
+    run_study(speedup, speedup.settings(quick=quick), given, as_json)
 
 
 @app.command(images.NAME)
 def srpfl_images(
     dataset: Annotated[str, typer.Option(help=f"Whose images: {', '.join(images.DATASETS)}.")] = "mnist",
     preset: Annotated[
-        str,
-        typer.Option(help="paper: what its text says; authors: what their published scripts say."),
+        str, typer.Option(help="paper: what its text says; authors: what their published scripts say.")
     ] = "paper",
     shards: Annotated[int | None, typer.Option(help="Classes of each client.")] = None,
     speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(images.SPEEDS)}.")] = None,
@@ -111,9 +103,7 @@ def srpfl_images(
     first: Annotated[int | None, typer.Option(help="Clients of the first stage.")] = None,
     stage_rounds: Annotated[int | None, typer.Option(help="Rounds of each stage.")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two test accuracies.")] = None,
-    methods: Annotated[
-        str | None, typer.Option(help=f"Comma-separated, of {', '.join(images.METHODS)}; all by default.")
-    ] = None,
+    methods: Annotated[str | None, some_of(images.METHODS, "; all by default")] = None,
     curves: Annotated[
         bool, typer.Option("--curves", help="Add the accuracy by virtual time to the JSON document.")
     ] = False,
@@ -129,8 +119,5 @@ def srpfl_images(
     given |= {"communication": communication, "rows": rows, "rounds": rounds, "step_size": step_size}
     given |= {"epochs": epochs, "head_epochs": head_epochs, "first": first, "stage_rounds": stage_rounds}
     given |= {"evaluate_every": evaluate_every, "methods": named("--methods", methods, images.METHODS)}
-    given |= {"jobs": jobs, "seeds": seeds}
-    chosen = replace(images.settings(dataset, preset=preset, quick=quick), seed=seed, curves=curves, **stated(given))
-    with progress() as tell:
-        outcome = images.run(chosen, tell)
-    show(outcome, images.COLUMNS, caption=images.CAPTION, as_json=as_json)
+    given |= {"curves": curves, "jobs": jobs, "seed": seed, "seeds": seeds}
+    run_study(images, images.settings(dataset, preset=preset, quick=quick), given, as_json)

@@ -42,7 +42,8 @@ NAME = "srpfl-images"
 CAPTION = (
     "accuracy: mean over all clients, each on its own test images, after the last round; worst: over the tenth of the "
     "clients who fare worst\ntarget: final accuracy of fedrep (for lg-srpfl: of lg-fedavg) minus one point; time: virtual "
-    "time until it was first seen, over that of fedrep (lg-fedavg); in all: virtual time of all rounds"
+    "time until it was first seen, over that of fedrep (lg-fedavg); in all: virtual time of all rounds\nleft out: how often "
+    "a client's steps diverged, so that it had no say in a round, over all rounds and seeds (hf-maml)"
 )
 _STAGED = {"srpfl": "fedrep", "lg-srpfl": "lg-fedavg", "flanp": "fedavg"}  # stages around what
 _TUNED = {"fedavg-ft": "fedavg", "flanp-ft": "flanp"}  # judged after fine-tuning, trained as what
@@ -50,7 +51,7 @@ _LONGEST_FIRST = ("hf-maml", "fedrep", "srpfl", "lg-fedavg", "lg-srpfl", "fedavg
 _POINT = 0.01
 _ENDLESS = 1 << 30  # rounds: time ends them
 
-Curve = list[dict[str, Any]]  # what was seen at some rounds: round, virtual_time, accuracy, worst_decile
+Curve = list[dict[str, Any]]  # what was seen at some rounds: round, virtual_time, left_out, accuracy, worst_decile
 
 
 def run(chosen: Settings, tell: Tell = silent) -> Outcome:
@@ -97,12 +98,13 @@ def _train(chosen: Settings, wanted: set[str], task: tuple[str, int]) -> dict[st
 
     def see(save: Save) -> tuple[Save, bool]:
         done = save.state.round
+        trial.left_out += save.info.get("left_out", 0)
         over = trial.time >= time if trial.timed else done >= chosen.rounds
         if not done or (done % chosen.evaluate_every and not over):
             return save, True
         for method, curve in curves.items():
             judged = trial.judge(method, save.state.theta)
-            curve.append({"round": done, "virtual_time": trial.time, **judged})
+            curve.append({"round": done, "virtual_time": trial.time, "left_out": trial.left_out, **judged})
         return save, not over
 
     trial.engine.run([partial(trial.program, see)])
@@ -117,6 +119,7 @@ class _Trial:
         self.staged, self.steps = training in _STAGED, _STAGED.get(training, training)
         self.timed = self.staged and chosen.until == "time"
         self.time = 0.0  # that has gone by
+        self.left_out = 0  # clients without a say, over rounds
         self.data = _dealt(chosen, seed)
         self.model = model(chosen, self.data.train.shape)
         top = last_layers(self.model, 1 if self.steps == "fedrep" else 2)
@@ -226,6 +229,7 @@ def _row(method: str, curves: Sequence[Curve], reference: Sequence[Curve]) -> di
         "time_ratio": _median(ratios),
         "virtual_time": float(np.mean([point["virtual_time"] for point in last])),
         "rounds": _median([point["round"] for point in last]),
+        "left_out": sum(point["left_out"] for point in last),
         "seeds": len(curves),
     }
 
@@ -251,4 +255,5 @@ COLUMNS = [
     Column("time_to_target", "time", "{:.1f}".format),
     Column("time_ratio", "over fedrep's", "{:.2f}".format),
     Column("virtual_time", "in all", "{:.1f}".format),
+    Column("left_out", "left out"),
 ]
