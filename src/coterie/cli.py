@@ -18,7 +18,7 @@ from coterie.compare_commands import compare_command
 from coterie.errors import CoterieError
 from coterie.fit_words import Every, takes_fit_options
 from coterie.screen import complain, counting, err, progress, warn
-from coterie.studies import compare_commands
+from coterie.studies import compare_commands as studies
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions
@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(compare_commands.app, name="study")
+app.add_typer(studies.app, name="study")
 app.add_typer(flower_commands.app, name="flower")
 app.command("compare")(compare_command)
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from coterie.engines.in_process import Round
@@ -27,6 +26,8 @@ def warn(sentences: list[str]) -> None:
 @contextmanager
 def progress() -> "Iterator[Watch | None]":
     """Show a bar per phase on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
     if not err.is_terminal:
         yield None
         return
@@ -52,6 +53,8 @@ def progress() -> "Iterator[Watch | None]":
 @contextmanager
 def counting() -> Iterator[Callable[[str, int, int], None] | None]:
     """Show a bar for each part of something that is counted, on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
     if not err.is_terminal:
         yield None
         return
