@@ -20,7 +20,7 @@ import torch
 
 import coterie as package
 from command import Said, coterie, process, refused
-from coterie import fit_runs, screen
+from coterie import fit_runs, screen, show
 from coterie.engines.in_process import Round
 from coterie.runs import load_run
 from helpers import KilledError
@@ -460,7 +460,7 @@ def test_a_terminal_sees_progress_and_no_colour_when_asked(data: Path, tmp_path:
     ],
 )
 def test_scores_of_a_column_have_the_same_decimals(values: list[float | None], shown: list[str | None]) -> None:
-    cells = screen._cells(values)
+    cells = show._cells(values)
     assert [None if value is None else format(value, how) for value, how in cells] == shown
 
 
