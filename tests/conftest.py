@@ -15,6 +15,13 @@ settings.register_profile("coterie", deadline=None, derandomize=True, max_exampl
 settings.load_profile("coterie")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let what tests/test_golden.py expects be written anew."""
+    parser.addoption(
+        "--write-golden", choices=["words", "all"], help="write tests/golden/expected anew: see test_golden.py"
+    )
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Give the folder of real data sets, or skip the test."""

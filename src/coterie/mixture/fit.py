@@ -54,9 +54,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 _HELD_OUT = 0.2
 _SPLITS, _SHARE = 3, 0.25  # C_lambda is validated so often, each time on this share of the rows
-_ERRORS = 2.0  # standard errors, of differences paired over clients, that fewer components may be behind the best
+_ERRORS = 2.0  # standard errors, of differences paired over clients, that a candidate may be behind the best
 _TIE = 1e-6  # and, relative to it, what rounding may be
-_LITTLE = 1.0  # and that another C_lambda may be
 _CLEARLY = 6.0  # log-likelihood of held-out rows by which a client must do better alone to be left alone
 _ROUNDS, _TOL = 60, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
@@ -252,8 +251,8 @@ def choose_c_lambda(
 ) -> Choice:
     """Choose C_lambda by federated validation, and where this hardly tells, by how far clients' own fits are apart.
 
-    Those whose held-out log-likelihood is worse than the best by a standard error at most, paired over clients that are no
-    outliers, are as good. Of these the smallest is taken that is not below what the spread of clients' own fits says, or
+    Those whose held-out log-likelihood is worse than the best by two standard errors at most, paired over clients that are
+    no outliers, are as good. Of these the smallest is taken that is not below what the spread of clients' own fits says, or
     the largest if all are below. Clients hold rows out three times, and fit all candidates on the others, in lockstep and
     from one start. Who is an outlier is judged by most candidates. Parameters are those of `fit_mixture`.
     """
@@ -271,7 +270,7 @@ def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[
     total = torch.stack([_totals(own, out) for own, out in zip(fits, held, strict=True)]).sum(0)  # [K, M]
     good = _good([fit for own in fits for fit in own], held[0])
     n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
-    scores, as_good = _as_good(total[:, good], n, _LITTLE)
+    scores, as_good = _as_good(total[:, good], n)
     freest = candidates.index(min(candidates))
     least = _least(candidates, [own[freest] for own in fits], good) if how.squared else min(candidates)
     enough = [i for i in as_good if candidates[i] >= least]
@@ -323,7 +322,7 @@ def choose_components(
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
     fits = _fedgrem_fits("choose components", part, how, settings)
     good = _good(fits, held)
-    found, as_good = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()), _ERRORS)
+    found, as_good = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()))
     return Choice(values, found, min(as_good, key=values.__getitem__))
 
 
@@ -332,8 +331,8 @@ def _totals(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
     return torch.stack([log_likelihood(fit, held) * torch.from_numpy(held.layout.counts) for fit in fits])
 
 
-def _as_good(each: Tensor, n: int, errors: float) -> tuple[tuple[float, ...], list[int]]:
-    """Mean log-likelihood of every candidate, and which are as good as the best, but for some standard errors.
+def _as_good(each: Tensor, n: int) -> tuple[tuple[float, ...], list[int]]:
+    """Mean log-likelihood of every candidate, and which are as good as the best, but for two standard errors.
 
     Parameters
     ----------
@@ -345,7 +344,7 @@ def _as_good(each: Tensor, n: int, errors: float) -> tuple[tuple[float, ...], li
     scores = each.sum(1) / max(n, 1)
     worse = each[int(scores.argmax())] - each
     error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5 if worse.shape[1] > 1 else worse.new_zeros(len(worse))
-    as_good = (worse.sum(1) <= errors * error + _TIE * each.sum(1).abs().max()).tolist()
+    as_good = (worse.sum(1) <= _ERRORS * error + _TIE * each.sum(1).abs().max()).tolist()
     return tuple(scores.tolist()), [i for i, good in enumerate(as_good) if good]
 
 
