@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import fedgrem, fedrep, local_training, lockstep, many_clients, moment_descent
+from benchmarks import fedgrem, fedrep, local_training, lockstep, many_clients, moment_descent, startup
 
 BENCHES = {
     "lockstep": lockstep.run,
@@ -20,6 +20,7 @@ BENCHES = {
     "moment-descent": moment_descent.run,
     "fedgrem": fedgrem.run,
     "fedrep": fedrep.run,
+    "startup": startup.run,
 }
 
 

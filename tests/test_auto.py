@@ -65,7 +65,7 @@ def test_resumed_run_is_the_same(run: Path, data: Path, tmp_path: Path, monkeypa
         raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr("coterie.cli.fit_run", killed)
+        patch.setattr("coterie.fit_runs.fit_run", killed)
         with pytest.raises(KilledError):
             coterie("fit", data, *ASKED, "--out", tmp_path / "a")
     assert read_options(tmp_path / "a").method == "ifca"  # settled before it was killed

@@ -147,7 +147,7 @@ def test_more_clusters_than_clients(parquet: Write) -> None:
     ("words", "said", "hint"),
     [
         (["--hidden", "4"], "moment-descent needs a linear model", "--method ifca"),
-        (["--starts", "3"], "moment-descent makes its own start, and clusters.n_init=3 is for ifca", "leave it out"),
+        (["--starts", "3"], "clusters.n_init is set, and moment-descent has no use for it", "leave it out"),
         (["--task", "classification"], "moment-descent is for regression, and target 'k' has classes", "--task regr"),
         (["--clusters", "5"], "5 clusters are more than the 4 clients", "at most 4"),
         (["--clusters", "3", "--set", "moments.anchors=2"], "2 anchors cannot lead to 3 clusters", "moments.anchors"),

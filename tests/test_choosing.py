@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import coterie
-from coterie import choosing
-from coterie.choosing import _simplest
+from coterie.methods import choosing
+from coterie.methods.choosing import _simplest
 
 
 def test_the_smallest_number_within_one_standard_error_of_the_best_wins() -> None:

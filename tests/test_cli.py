@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 
 import coterie as package
 from command import Said, coterie, process, refused
-from coterie import fit_runs, screen
+from coterie import fit_runs, screen, show
 from coterie.engines.in_process import Round
 from coterie.runs import load_run
 from helpers import KilledError
@@ -121,7 +122,7 @@ def test_fit_prints_a_table_and_the_path_of_the_report(data: Path, tmp_path: Pat
     shown = {
         line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]] for line in lines if "│" in line
     }
-    scale = load_run(tmp_path / "r").scaling.y_scale
+    scale = load_run(tmp_path / "r").models.scaling.y_scale
     for method in found:
         want = [method["train"], method["test"], method["test"] / float(scale)]
         assert [float(cell) for cell in shown[method["label"]][:3]] == pytest.approx(want, rel=1e-3)
@@ -296,17 +297,17 @@ def test_report_of_an_unfinished_run_says_so(data: Path, tmp_path: Path) -> None
 # -- resume -----------------------------------------------------------------------------------------------------------
 def interrupted(folder: Path, data: Path, *words: object, error: type[BaseException] = KilledError) -> Said:
     """Stop a fit in its fourth round."""
-    real = fit_runs.fit
+    real = fit_runs.train
 
-    def stopping(clients: Any, options: Any, **more: Any) -> Any:
+    def stopping(clients: Any, session: Any, given: Any) -> Any:
         def watch(phase: str, done: Round, total: int) -> None:
             if phase == "fit" and done.round == 4:
                 raise error
 
-        return real(clients, options, **{**more, "watch": watch})
+        return real(clients, replace(session, watch=watch), given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_runs, "fit", stopping)
+        patch.setattr(fit_runs, "train", stopping)
         if error is KeyboardInterrupt:
             return coterie("fit", data, *FIT, *words, "--out", folder, "--checkpoint-seconds", 0)
         with pytest.raises(error):
@@ -324,7 +325,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_models(data: Path, run: Path,
     said = coterie("resume", tmp_path / "r")
     assert said.code == 0
     assert said.out.splitlines()[-1] == f"report: {tmp_path / 'r' / 'report.html'}"
-    assert torch.equal(load_run(tmp_path / "r").theta, load_run(run).theta)
+    assert torch.equal(load_run(tmp_path / "r").models.theta, load_run(run).models.theta)
     after = document((tmp_path / "r" / "run.json").read_text())
     assert after["status"] == "finished"
     assert (after["command"], after["started"]) == (before["command"], before["started"])
@@ -338,13 +339,13 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(data: Path, run: Path, tmp_path
     assert said.code == 130
     assert said.err.strip() == f"interrupted; continue with: coterie resume {tmp_path / 'r'}"
     assert document(coterie("resume", tmp_path / "r", "--json").out)["method"] == "ifca"
-    assert torch.equal(load_run(tmp_path / "r").theta, load_run(run).theta)
+    assert torch.equal(load_run(tmp_path / "r").models.theta, load_run(run).models.theta)
 
 
 def test_the_fit_command_itself_continues_too(data: Path, run: Path, tmp_path: Path) -> None:
     interrupted(tmp_path / "r", data)
     assert coterie("fit", data, *FIT, "--out", tmp_path / "r").code == 0
-    assert torch.equal(load_run(tmp_path / "r").theta, load_run(run).theta)
+    assert torch.equal(load_run(tmp_path / "r").models.theta, load_run(run).models.theta)
 
 
 def test_a_finished_run_is_not_fitted_again(run: Path) -> None:
@@ -460,7 +461,7 @@ def test_a_terminal_sees_progress_and_no_colour_when_asked(data: Path, tmp_path:
     ],
 )
 def test_scores_of_a_column_have_the_same_decimals(values: list[float | None], shown: list[str | None]) -> None:
-    cells = screen._cells(values)
+    cells = show._cells(values)
     assert [None if value is None else format(value, how) for value, how in cells] == shown
 
 

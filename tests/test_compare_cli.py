@@ -12,7 +12,7 @@ import pytest
 
 from command import Said, coterie, refused
 from comparisons import comparison
-from coterie import compare_commands, screen
+from coterie import screen, show
 from planted import planted
 
 ASKED = ("--client", "site", "--target", "y", "--quick")
@@ -96,7 +96,7 @@ def test_few_clients_are_all_compared(tmp_path: Path) -> None:
 
 def test_default_folder_is_new(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare_commands, "compare", lambda *_, **__: comparison())
+    monkeypatch.setattr("coterie.comparison.compare", lambda *_, **__: comparison())
     for folder in ("runs/sites-compare", "runs/sites-compare-2"):
         assert coterie("compare", data, *ASKED).out.endswith(f"report: {folder}/report.html\n")
 
@@ -133,7 +133,7 @@ def test_one_client_has_no_structure(tmp_path: Path) -> None:
 
 def test_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(screen.out, "width", 80)
-    screen.show_comparison(comparison(), None)
+    show.show_comparison(comparison(), None)
     shown = capsys.readouterr().out
     boxes = [line for line in shown.splitlines() if line.startswith(("│", "┃"))]
     assert len(boxes) == 2 + 6  # no cell is broken

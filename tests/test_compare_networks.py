@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from command import coterie, refused
-from coterie import auto, compare_commands
+from coterie import auto
 from coterie.comparison import Comparison, compare, networks
 from coterie.comparison.networks import Networks
 from coterie.comparison.networks_fit import Shared
@@ -28,7 +28,7 @@ from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
-from coterie.fit_runs import fit_any
+from coterie.methods.fit import fit
 from coterie.models import Dense
 from coterie.runs import read_options
 
@@ -203,7 +203,7 @@ def test_advised_fit_is_what_was_compared(clients: Clients, groups: Comparison, 
     for key, value in advice.options.items():
         group, option = key.split(".")
         tree.setdefault(group, {})[option] = value
-    fitted = fit_any(clients, options(tree))
+    fitted = fit(clients, options(tree))
     assert fitted.scores[0].test == pytest.approx(groups[name].test_overall, rel=0.02)  # float32, rows in another order
 
 
@@ -222,7 +222,7 @@ def test_command_writes_document_report_and_a_next_command_that_works(
     data: Path, tmp_path: Path, groups: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(compare_commands, "compare", lambda _, **how: (asked.update(how), groups)[1])  # as above
+    monkeypatch.setattr("coterie.comparison.compare", lambda _, **how: (asked.update(how), groups)[1])  # as above
     done = coterie("compare", data, *ASKED, "--quick", "--json", "--out", tmp_path / "found")
     assert done.code == 0, done.err
     assert (asked["hidden"], asked["quick"]) == ((8,), True)

@@ -25,11 +25,11 @@ from coterie.engines.chosen import engine_on
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.registry import register_named
 from coterie.engines.in_process import InProcess
-from coterie.fitting import fit
-from coterie.mixture.run import fit_clients
+from coterie.methods.cluster_models import ClusterModels
+from coterie.methods.fit import fit
+from coterie.methods.personal.model import Personal
 from coterie.participation import VirtualClock
-from coterie.personal.run import fit_personal
-from coterie.runs import begin_run, finish_run, load_personal, load_run
+from coterie.runs import begin_run, finish_run, load_run
 from flower_grid import MemoryGrid, connected, dealt
 from helpers import CASES, LAPLACE, MODULE, Case, assert_same_state, federation, state_tensors
 
@@ -96,17 +96,16 @@ HIDDEN: dict[str, Any] = {"model": {"hidden": [4]}}
 TWO: dict[str, Any] = {"clusters": {"n_clusters": 2}}
 STAGES = {"stragglers": "srpfl", "clock": "exponential", "stage_rounds": 1, "n0": 2}
 MIXTURE = {"n_components": 2, "rounds": 4, "restarts": 2, "iterations": 5, "c_lambda": 1.0}
-FITS: dict[str, tuple[Any, dict[str, Any], int]] = {
-    "ifca": (fit, {"method": "ifca", "clusters": {"n_clusters": 2, "n_init": 2}, **QUICK}, 0),
-    "ifca-classes": (fit, {"method": "ifca", **TWO, **QUICK, "baselines": False}, 3),
-    "moment-descent": (fit, {"method": "moment-descent", **TWO, **QUICK, "moments": {"iterations": 2}}, 0),
-    "polynomial": (fit, {"method": "fedavg", "model": {"degree": 2}, **QUICK}, 0),
-    "fedrep": (fit_personal, {"method": "fedrep", **HIDDEN, "training": {"rounds": 3, "participation": 0.3}}, 0),
-    "maml": (fit_personal, {"method": "maml", **HIDDEN, **QUICK, "baselines": False}, 0),
-    "srpfl": (fit_personal, {"method": "fedrep", **HIDDEN, **QUICK, "baselines": False, "personal": STAGES}, 0),
-    "mixture": (fit_clients, {"method": "mixture", "mixture": MIXTURE}, 0),
+FITS: dict[str, tuple[dict[str, Any], int]] = {
+    "ifca": ({"method": "ifca", "clusters": {"n_clusters": 2, "n_init": 2}, **QUICK}, 0),
+    "ifca-classes": ({"method": "ifca", **TWO, **QUICK, "baselines": False}, 3),
+    "moment-descent": ({"method": "moment-descent", **TWO, **QUICK, "moments": {"iterations": 2}}, 0),
+    "polynomial": ({"method": "fedavg", "model": {"degree": 2}, **QUICK}, 0),
+    "fedrep": ({"method": "fedrep", **HIDDEN, "training": {"rounds": 3, "participation": 0.3}}, 0),
+    "maml": ({"method": "maml", **HIDDEN, **QUICK, "baselines": False}, 0),
+    "srpfl": ({"method": "fedrep", **HIDDEN, **QUICK, "baselines": False, "personal": STAGES}, 0),
+    "mixture": ({"method": "mixture", "mixture": MIXTURE}, 0),
     "mixture-neighbours": (
-        fit_clients,
         {"method": "mixture", "mixture": {**MIXTURE, "neighbours": 2}, "baselines": False},
         0,
     ),
@@ -115,14 +114,14 @@ FITS: dict[str, tuple[Any, dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_of_clients_elsewhere_gives_what_it_gives_here(name: str, tmp_path: Path) -> None:
-    train, tree, classes = FITS[name]
+    tree, classes = FITS[name]
     chosen, rows = options(tree), federation((20, 24, 30, 18, 26, 22, 20, 35, 28, 24), classes=classes).rows
     held: dict[str, Any] = {"test_size": 0.2, "new_clients": 0.2, "seed": chosen.seed}
     clients, _ = connected(rows, tmp_path, classes=classes, **held)
     folder = tmp_path / "run"
     begin_run(folder, chosen, "a test", clients)
-    far = train(clients, chosen, folder=folder, every=0.0)
-    here = train(held_out(rows, clients.schema, **held), chosen)
+    far = fit(clients, chosen, folder=folder, every=0.0)
+    here = fit(held_out(rows, clients.schema, **held), chosen)
     for ours, theirs in zip(far.scores, here.scores, strict=True):
         for name_of, value in vars(theirs).items():
             near = pytest.approx(value, rel=SINGLE, abs=SINGLE) if isinstance(value, float) else value
@@ -132,10 +131,10 @@ def test_a_fit_of_clients_elsewhere_gives_what_it_gives_here(name: str, tmp_path
         torch.testing.assert_close(far.per_client[column], value, rtol=SINGLE, atol=SINGLE, equal_nan=True)
     assert far.warnings == here.warnings
     finish_run(folder, far)
-    if train is fit:
-        torch.testing.assert_close(load_run(folder).theta, here.theta, rtol=DOUBLE, atol=DOUBLE)
-    if train is fit_personal:
-        assert not len(load_personal(folder).personal.names)  # personal parts have stayed on their nodes
+    if isinstance(here.models, ClusterModels):
+        torch.testing.assert_close(load_run(folder).models.theta, here.models.theta, rtol=DOUBLE, atol=DOUBLE)
+    if isinstance(here.models, Personal):
+        assert not len(load_run(folder).models.names)  # personal parts have stayed on their nodes
 
 
 def test_a_network_of_ones_own_is_fitted_by_its_name(tmp_path: Path) -> None:
@@ -144,14 +143,14 @@ def test_a_network_of_ones_own_is_fitted_by_its_name(tmp_path: Path) -> None:
     clients, _ = connected(rows, tmp_path)
     far = fit(clients, chosen, module=MODULE)
     here = fit(held_out(rows, clients.schema, test_size=0.0, new_clients=0.0, seed=0), chosen, module=replace(MODULE))
-    torch.testing.assert_close(far.theta, here.theta, rtol=DOUBLE, atol=DOUBLE)
+    torch.testing.assert_close(far.models.theta, here.models.theta, rtol=DOUBLE, atol=DOUBLE)
 
 
 def test_a_fit_that_was_killed_continues_elsewhere_too(tmp_path: Path) -> None:
     rows = federation(MANY).rows
     chosen = options({"method": "fedrep", "model": {"hidden": [4]}, "training": {"rounds": 4}, "baselines": False})
     how: dict[str, Any] = {"run": "r", "nodes": 4, "test_size": 0.2, "timeout": 30.0, "poll": 0.001}
-    whole = fit_personal(connected(rows, tmp_path / "a", test_size=0.2)[0], chosen)
+    whole = fit(connected(rows, tmp_path / "a", test_size=0.2)[0], chosen)
     holdings, seen = dealt(rows, tmp_path / "b", nodes=4), []
 
     class Killed(Exception):  # noqa: N818
@@ -164,9 +163,9 @@ def test_a_fit_that_was_killed_continues_elsewhere_too(tmp_path: Path) -> None:
 
     (tmp_path / "run").mkdir()
     with pytest.raises(Killed):
-        fit_personal(connect(MemoryGrid(holdings), **how), chosen, folder=tmp_path / "run", every=0.0, watch=watch)
-    again = fit_personal(connect(MemoryGrid(holdings), **how), chosen, folder=tmp_path / "run", every=0.0)
-    assert torch.equal(again.personal.theta, whole.personal.theta)
+        fit(connect(MemoryGrid(holdings), **how), chosen, folder=tmp_path / "run", every=0.0, watch=watch)
+    again = fit(connect(MemoryGrid(holdings), **how), chosen, folder=tmp_path / "run", every=0.0)
+    assert torch.equal(again.models.theta, whole.models.theta)
     for column in whole.per_client:
         assert torch.equal(again.per_client[column], whole.per_client[column])
 

@@ -16,11 +16,24 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 import coterie
-from coterie import IFCA, FedAvg, MixedRegression
+from coterie import (
+    IFCA,
+    MAML,
+    FedAvg,
+    FederatedMixture,
+    FedRep,
+    LGFedAvg,
+    Local,
+    MixedRegression,
+    Representation,
+    Shrunk,
+)  # fmt: skip
 from coterie.config import options
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError
-from coterie.fitting import fit
+from coterie.estimators import parameters
+from coterie.estimators.parameters import options_of
+from coterie.methods.fit import fit
 from coterie.runs import begin_run, finish_run
 from planted import Planted, planted
 
@@ -443,3 +456,34 @@ def test_clients_from_arrays_keep_images_whole() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
     model = FedAvg(model=net, rounds=2, local_steps=2).fit(from_arrays(x, y, np.arange(80) % 4))
     assert set(model.predict(x, groups=np.arange(80) % 4)) <= {"up", "down"}
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+ESTIMATORS = (IFCA, MAML, FedAvg, FederatedMixture, FedRep, LGFedAvg, Local, MixedRegression, Representation, Shrunk)
+OWN_DEFAULTS = {
+    "baselines": False,
+    "weighting": {"clients", "rows"},
+    "n_clusters": 2,
+    "hidden": (64,),
+}  # what an estimator decides where the options leave it open, or where a script has other needs than a report
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_parameters_are_the_options_with_their_defaults(kind: type[Any]) -> None:
+    made = kind()
+    found = options_of(made, kind.method)
+    plain = options({"method": kind.method})
+    for name, value in made.get_params().items():
+        group, option = next(iter(_places(kind.method, name)), (None, None))
+        if option is None or name in OWN_DEFAULTS:
+            continue
+        default = getattr(getattr(plain, group) if group else plain, option)
+        assert value == default, name
+        assert getattr(getattr(found, group) if group else found, option) == value
+    assert clone(made).get_params() == made.get_params()
+
+
+def _places(method: str, name: str) -> list[tuple[str, str]]:
+    """Where a parameter stands among the options; what only Python can give stands nowhere."""
+    places = parameters._KINDS.get(method, parameters._PLACES)
+    return [places[name]] if name in places else []

@@ -30,11 +30,11 @@ from coterie.data.clients import Clients
 from coterie.data.readers import read
 from coterie.engines.flower.connect import connect
 from coterie.errors import ConfigError, CoterieError
-from coterie.fitting import Fitted, fit
 from coterie.flower import CoterieStrategy, register
 from coterie.flower.connection import QUIET
 from coterie.flower.holding import holding_of
-from coterie.personal.run import fit_personal
+from coterie.methods.base import Fitted
+from coterie.methods.fit import fit
 from coterie.runs import load_run
 from flower_grid import MemoryGrid
 
@@ -84,12 +84,12 @@ def test_strategy_gives_what_the_fit_in_process_gives(tmp_path: Path) -> None:
     assert isinstance(fitted, Fitted)
     here = fit(whole(tmp_path), strategy.options)
     assert fitted.schema == here.schema  # with the levels of all nodes
-    torch.testing.assert_close(fitted.theta, here.theta, atol=1e-10, rtol=1e-10)
-    assert torch.equal(fitted.placed.label, here.placed.label)
+    torch.testing.assert_close(fitted.models.theta, here.models.theta, atol=1e-10, rtol=1e-10)
+    assert torch.equal(fitted.models.placed.label, here.models.placed.label)
     assert fitted.scores[0].test == pytest.approx(here.scores[0].test, rel=1e-9)
     assert set(result.arrays) == {"0/0.weight", "0/0.bias", "1/0.weight", "1/0.bias"}
     weight = torch.from_numpy(result.arrays["1/0.weight"].numpy())
-    torch.testing.assert_close(weight.flatten(), fitted.theta[1, fitted.model.layers["0.weight"]])
+    torch.testing.assert_close(weight.flatten(), fitted.models.theta[1, fitted.models.model.layers["0.weight"]])
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
     assert result.train_metrics_clientapp[3]["clients"] == 8
 
@@ -111,7 +111,7 @@ def test_a_strategy_may_write_a_run_folder_and_continue_it(tmp_path: Path) -> No
     alone = CoterieStrategy("ifca", **IFCA)
     alone.start(on_nodes(tmp_path), nodes=3)
     assert isinstance(alone.fitted_, Fitted)
-    assert torch.equal(load_run(tmp_path / "run").theta, alone.fitted_.theta)
+    assert torch.equal(load_run(tmp_path / "run").models.theta, alone.fitted_.models.theta)
 
 
 def test_rounds_may_be_given_in_the_manner_of_flower(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_stragglers_need_no_clock_where_nodes_are_fast_or_slow_themselves(
     assert heard[0] == 3  # the first node's three clients are the two that were enough
     assert heard[-1] == 8
     with pytest.raises(ConfigError, match="without a clock nobody is faster"):
-        fit_personal(whole(tmp_path), strategy.options)
+        fit(whole(tmp_path), strategy.options)
 
 
 # -- register ---------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import coterie as package
 from command import coterie, refused
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays
+from coterie.methods.effects import as_dense
 from coterie.models import Dense
-from coterie.personal.prior import as_dense
 from planted import planted
 
 
@@ -113,8 +113,8 @@ def test_run_folder_is_read_back(method: str, word: str, value: object, tmp_path
         (("shrunk", "--hidden", "4"), "linear models with an intercept"),
         (("representation", "--rank", "9"), "rank 9 is more than the 3 features"),
         (("shrunk", "--rounds", "9"), "training.rounds is set"),
-        (("ifca", "--rank", "2"), "prior.rank is set, and ifca has no personal models"),
-        (("mixture", "--rank", "2"), "prior.rank is set, and a mixture has no use for it"),
+        (("ifca", "--rank", "2"), "prior.rank is set, and ifca has no use for it"),
+        (("mixture", "--rank", "2"), "prior.rank is set, and mixture has no use for it"),
         (("maml", "--rank", "2"), "prior.rank is set, and maml has no use for it"),
     ],
 )

@@ -4,6 +4,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,17 +244,17 @@ def test_a_run_without_its_models_says_what_is_missing(run: Path, tmp_path: Path
 
 # -- resume -----------------------------------------------------------------------------------------------------------
 def test_an_interrupted_run_is_resumed_to_the_same_models(data: Path, run: Path, tmp_path: Path) -> None:
-    real = fit_runs.fit_clients
+    real = fit_runs.train
 
-    def stopping(clients: Any, options: Any, **more: Any) -> Any:
+    def stopping(clients: Any, session: Any, given: Any) -> Any:
         def watch(phase: str, done: Round, total: int) -> None:
             if phase == "fit" and done.round == 2:
                 raise KilledError
 
-        return real(clients, options, **{**more, "watch": watch})
+        return real(clients, replace(session, watch=watch), given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_runs, "fit_clients", stopping)
+        patch.setattr(fit_runs, "train", stopping)
         with pytest.raises(KilledError):
             coterie("fit", data, *THREE, "--out", tmp_path / "r", "--checkpoint-seconds", 0)
     assert (tmp_path / "r" / "checkpoints" / "choose-C_lambda-3.safetensors").exists()
@@ -268,14 +269,14 @@ def test_an_interrupted_run_is_resumed_to_the_same_models(data: Path, run: Path,
 
 # -- what is refused --------------------------------------------------------------------------------------------------
 HELP = "`coterie fit --help` lists the options"
-UNUSED = "is set, and a mixture has no use for it"
+UNUSED = "is set, and mixture has no use for it"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence", "hint"),
     [
         (["--clusters", 3], f"clusters.n_clusters {UNUSED}", "did you mean mixture.n_components?"),
-        (["--hidden", "8"], f"model.hidden {UNUSED}", "leave it out"),
+        (["--hidden", "8"], f"model.hidden {UNUSED}", "it is for --method ifca or moment-descent or fedrep"),
         (["--components", 999], "999 components are more than the 192 training rows", "ask for fewer"),
         (["--components", 0], "mixture.n_components is 0: input should be greater than or equal to 1", HELP),
         (["--set", "mixture.reject=-2"], "mixture.reject is -2: give a number that is at least 0, or 'nobody'", HELP),
@@ -286,7 +287,7 @@ UNUSED = "is set, and a mixture has no use for it"
         ),
         (
             ["--method", "ifca", "--target", "weight"],
-            "mixture.n_components is set, and ifca has no components",
+            "mixture.n_components is set, and ifca has no use for it",
             "use --method mixture; groups of clients are counted by --clusters",
         ),
     ],

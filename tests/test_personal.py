@@ -16,8 +16,7 @@ from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
 from coterie.local import Training, train
-from coterie.models import Dense, Model, Network, split
-from coterie.personal.measure import (
+from coterie.methods.personal.measure import (
     Distribution,
     Fit,
     PersonalMeasured,
@@ -26,6 +25,7 @@ from coterie.personal.measure import (
     measure_personal,
     personal_start,
 )
+from coterie.models import Dense, Model, Network, split
 from helpers import Only, Program, overhear, ragged, spying
 
 NET = Dense((3, 4, 3), "cross_entropy")  # float64, so that tolerances can be tight

@@ -23,9 +23,10 @@ from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError, DataError
 from coterie.estimators import MAML, Personalised
+from coterie.methods.base import Fitted
+from coterie.methods.fit import fit
+from coterie.methods.personal import run as personal_run
 from coterie.participation import Exponential, VirtualClock
-from coterie.personal import run as personal_run
-from coterie.personal.run import FittedPersonal, fit_personal
 from helpers import KilledError
 
 M, N, D = 12, 30, 4
@@ -81,7 +82,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def personal(clients: Clients, *, training: Any = None, **more: Any) -> FittedPersonal:
+def personal(clients: Clients, *, training: Any = None, **more: Any) -> Fitted:
     tree = {
         "method": "fedrep",
         "baselines": False,
@@ -89,7 +90,7 @@ def personal(clients: Clients, *, training: Any = None, **more: Any) -> FittedPe
         "training": training or {"rounds": 6},
         "personal": more,
     }
-    return fit_personal(clients, options(tree))
+    return fit(clients, options(tree))
 
 
 # -- fitting ----------------------------------------------------------------------------------------------------------
@@ -150,19 +151,21 @@ def test_the_number_of_clients_in_stages_and_who_was_left_out_are_told(clients: 
     assert [r.info["enough"] for r in told] == [2, 2, 4, 4, 8, 8]
     assert any("never took part" in said for said in made.warnings) == bool((made.per_client["rounds"] == 0).any())
     assert any("training ended with the fastest 8 of 10" in said for said in made.warnings)
-    assert made.virtual_time == told[-1].time > 0
+    assert made.extra["virtual_time"] == told[-1].time > 0
 
 
 def test_stages_take_less_time_than_everyone(clients: Clients) -> None:
     staged = personal(clients, stragglers="srpfl", clock="exponential", n0=2, stage_rounds=2)
     everyone = personal(clients, clock="exponential")
-    assert staged.virtual_time is not None
-    assert everyone.virtual_time is not None
-    assert staged.virtual_time < everyone.virtual_time
+    assert staged.extra["virtual_time"] is not None
+    assert everyone.extra["virtual_time"] is not None
+    assert staged.extra["virtual_time"] < everyone.extra["virtual_time"]
     slowest = float(everyone.per_client["seconds"].max())
-    assert everyone.virtual_time == pytest.approx(6 * slowest)  # speeds are fixed, and a round's work is the unit
+    assert everyone.extra["virtual_time"] == pytest.approx(
+        6 * slowest
+    )  # speeds are fixed, and a round's work is the unit
     late = personal(clients, clock="exponential", communication=10.0)
-    assert late.virtual_time == pytest.approx(everyone.virtual_time + 60)
+    assert late.extra["virtual_time"] == pytest.approx(everyone.extra["virtual_time"] + 60)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +203,8 @@ def test_one_client_is_served_and_told_that_it_shares_nothing() -> None:
 def test_measuring_on_the_way_changes_nothing(clients: Clients) -> None:
     bare = Clients(clients.schema, clients.train, None, None)
     with_test, without = personal(clients), personal(bare)
-    assert torch.equal(with_test.personal.theta, without.personal.theta)
-    assert torch.equal(with_test.personal.own, without.personal.own)
+    assert torch.equal(with_test.models.theta, without.models.theta)
+    assert torch.equal(with_test.models.own, without.models.own)
     assert "test_metric" in with_test.rounds[-1].info
     assert "test_metric" not in without.rounds[-1].info
     assert with_test.rounds[-1].info["test_metric"] == pytest.approx(with_test.scores[0].test)
@@ -248,7 +251,7 @@ def test_a_clock_of_ones_own_is_used_as_it_is(clients: Clients) -> None:
     unit = 10 * 7 / 37 + 5  # a round's work: passes with the head, which has 7 of 37 parameters, and with the rest
     own = FedRep(**SMALL | {"rounds": 2}, clock=VirtualClock(Exponential(), unit=unit)).fit(clients)
     named = FedRep(**SMALL | {"rounds": 2}, clock="exponential").fit(clients)
-    assert own.fitted_.virtual_time == pytest.approx(named.fitted_.virtual_time)
+    assert own.fitted_.extra["virtual_time"] == pytest.approx(named.fitted_.extra["virtual_time"])
 
 
 def test_a_model_that_diverges_is_told_of(clients: Clients) -> None:
@@ -358,13 +361,13 @@ def test_a_killed_run_resumes_bit_equal(run: Path, data: Path, tmp_path: Path, m
         (["--method", "fedrep", "--clock", "sundial"], "personal.clock is 'sundial'", "coterie fit --help"),
         (["--method", "fedrep", "--trace", "nowhere.csv"], "there is no trace", "CSV or Parquet"),
         (["--method", "fedrep", "--clock", "dynamic", "--trace", "a.csv"], "clock=trace and trace together", "--help"),
-        (["--method", "fedrep", "--set", "personal.alpha=0.1"], "it is for maml", "leave it out"),
-        (["--method", "maml", "--layers", "1"], "it is for fedrep and lg-fedavg", "leave it out"),
+        (["--method", "fedrep", "--set", "personal.alpha=0.1"], "fedrep has no use for it", "it is for --method maml"),
+        (["--method", "maml", "--layers", "1"], "maml has no use for it", "it is for --method fedrep or lg-fedavg"),
         (["--method", "maml", "--set", "training.momentum=0.5"], "plain gradient steps", "leave it out"),
-        (["--method", "fedrep", "--set", "training.local_steps=3"], "counts its work in passes", "body_epochs"),
-        (["--method", "fedrep", "--clusters", "3"], "fedrep has no use for it", "leave it out"),
-        (["--method", "ifca", "--clock", "exponential"], "ifca has no personal models", "--method fedrep"),
-        (["--method", "mixture", "--clock", "exponential"], "a mixture has no use for it", "leave it out"),
+        (["--method", "fedrep", "--set", "training.local_steps=3"], "fedrep has no use for it", "body_epochs"),
+        (["--method", "fedrep", "--clusters", "3"], "fedrep has no use for it", "for --method ifca or moment-descent"),
+        (["--method", "ifca", "--clock", "exponential"], "ifca has no use for it", "--method fedrep"),
+        (["--method", "mixture", "--clock", "exponential"], "mixture has no use for it", "it is for --method fedrep"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[object], sentence: str, hint: str, data: Path, tmp_path: Path) -> None:

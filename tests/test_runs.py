@@ -21,7 +21,8 @@ from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays
 from coterie.engines.in_process import Round
 from coterie.errors import ConfigError, CoterieError, RunError
-from coterie.fitting import Fitted, fit
+from coterie.methods.base import Fitted
+from coterie.methods.fit import fit
 from coterie.report import write_report
 from coterie.runs import begin_run, finish_run, is_finished, load_run, read_options, summary
 from helpers import KilledError, assert_same_state
@@ -108,17 +109,17 @@ def test_run_json_says_what_was_done(run: Finished) -> None:
     assert said["data"]["n_clients"] == train.n_clients == 10
     assert said["data"]["n_rows"] == train.layout.n_rows + test.layout.n_rows
     assert (said["data"]["metric"], said["data"]["metric_better"]) == ("rmse", "lower")
-    assert said["data"]["target_scale"] == float(run.fitted.scaling.y_scale)
+    assert said["data"]["target_scale"] == float(run.fitted.models.scaling.y_scale)
 
 
 def test_run_json_says_what_was_found(run: Finished) -> None:
     found = run.document["results"]
     assert [m["method"] for m in found["methods"]] == ["ifca", "global", "local"]
     assert found["methods"][0]["test"] == run.fitted.scores[0].test
-    assert found["cluster_sizes"] == torch.bincount(run.fitted.placed.label, minlength=2).tolist()
+    assert found["cluster_sizes"] == torch.bincount(run.fitted.models.placed.label, minlength=2).tolist()
     assert (found["n_clusters"], found["chosen_run"]) == (2, 2)  # two starts come before the fit that counts
     assert found["profiles"]["features"] == ["x0", "x1", "x2"]
-    assert found["profiles"]["coefficients"] == run.fitted.theta[:, :3].tolist()
+    assert found["profiles"]["coefficients"] == run.fitted.models.theta[:, :3].tolist()
 
 
 def test_what_was_begun_is_kept_when_it_is_finished(tmp_path: Path) -> None:
@@ -159,9 +160,9 @@ def test_clients_are_a_table(run: Finished) -> None:
     ]  # fmt: skip
     found = run.fitted
     assert table["client"].to_pylist() == run.clients.names.tolist()
-    assert table["label"].to_pylist() == found.placed.label.tolist()
-    assert table["margin"].to_pylist() == found.placed.margin.tolist()
-    assert table["certain"].to_pylist() == found.placed.certain.tolist()
+    assert table["label"].to_pylist() == found.models.placed.label.tolist()
+    assert table["margin"].to_pylist() == found.models.placed.margin.tolist()
+    assert table["certain"].to_pylist() == found.models.placed.certain.tolist()
     assert table["rows_train"].to_pylist() == run.clients.train.counts.tolist()
     assert np.isfinite(table["map_x"].to_numpy()).all()
 
@@ -184,7 +185,7 @@ def test_the_map_separates_planted_groups(run: Finished) -> None:
 def test_each_clusters_model_has_named_parameters_in_their_shapes(tmp_path: Path) -> None:
     clients = planted(4, 6).clients()
     asked = options({"training": {"rounds": 2}, "model": {"hidden": [5]}})
-    theta = done(tmp_path / "dense", clients, asked).fitted.theta
+    theta = done(tmp_path / "dense", clients, asked).fitted.models.theta
     tensors = load_file(tmp_path / "dense" / "models" / "cluster-1.safetensors")
     assert {name: tuple(t.shape) for name, t in tensors.items()} == {
         "0.weight": (5, 3), "0.bias": (5,), "1.weight": (1, 5), "1.bias": (1,),
@@ -201,7 +202,7 @@ def test_one_model_leaves_a_map_and_no_profiles(tmp_path: Path) -> None:
     made = done(tmp_path / "r", planted(4, 6).clients(), asked)
     assert made.document["results"]["profiles"] is None
     assert made.document["results"]["cluster_sizes"] == [4]
-    assert load_run(made.folder).labels == {"s00": 0, "s01": 0, "s02": 0, "s03": 0}
+    assert load_run(made.folder).models.labels == {"s00": 0, "s01": 0, "s02": 0, "s03": 0}
 
 
 def test_a_diverged_run_is_written_as_strict_json_and_reported(tmp_path: Path) -> None:
@@ -225,12 +226,14 @@ def test_the_summary_is_what_the_fit_found(run: Finished) -> None:
 # -- reading back -----------------------------------------------------------------------------------------------------
 def test_a_loaded_run_is_what_was_fitted(run: Finished) -> None:
     loaded = load_run(run.folder)
-    assert torch.equal(loaded.theta, run.fitted.theta)
-    assert loaded.model == run.fitted.model
+    assert torch.equal(loaded.models.theta, run.fitted.models.theta)
+    assert loaded.models.model == run.fitted.models.model
     assert loaded.schema == run.clients.schema
     assert loaded.options == ASKED
-    assert_same_state(loaded.scaling, run.fitted.scaling)
-    assert loaded.labels == dict(zip(run.clients.names.tolist(), run.fitted.placed.label.tolist(), strict=True))
+    assert_same_state(loaded.models.scaling, run.fitted.models.scaling)
+    assert loaded.models.labels == dict(
+        zip(run.clients.names.tolist(), run.fitted.models.placed.label.tolist(), strict=True)
+    )
     assert loaded.scores == run.fitted.scores
 
 
@@ -250,7 +253,7 @@ def test_an_unfinished_run_cannot_be_loaded_but_continued(tmp_path: Path, run: F
     assert read_options(folder) == ASKED
     assert not begin_run(folder, ASKED, "x", run.clients)
     finish_run(folder, fit(run.clients, ASKED, folder=folder))
-    assert torch.equal(load_run(folder).theta, run.fitted.theta)
+    assert torch.equal(load_run(folder).models.theta, run.fitted.models.theta)
 
 
 def test_left_overs_of_killed_writers_go_away(tmp_path: Path) -> None:

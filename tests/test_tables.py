@@ -13,7 +13,8 @@ import pytest
 from coterie import IFCA, FedAvg
 from coterie.data.readers import read
 from coterie.errors import ConfigError, DataError
-from coterie.tables import assignments, check_ending, predictions, write_rows
+from coterie.tables import check_ending, write_rows
+from coterie.tables.clusters import assignments, predictions
 from planted import Planted, planted
 
 OLD, NEW = planted(8, 20), planted(4, 15, seed=5, prefix="new")

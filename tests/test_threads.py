@@ -60,7 +60,7 @@ def test_waiting_is_bounded_before_torch_is_imported():
         "    if name == 'torch': print(os.environ.get('GOMP_SPINCOUNT')); raise SystemExit\n"
         "    return real(name, *rest)\n"
         "builtins.__import__ = watched\n"
-        "import coterie"
+        "import coterie; coterie.Clients"
     )
     around = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=around)

@@ -3,15 +3,16 @@
 
 __version__ = "0.1.0"
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import coterie.threads  # noqa: F401  isort: skip  (before torch)
-from coterie.data.clients import Clients
-from coterie.data.readers import from_arrays, read, read_with
+import coterie.threads  # noqa: F401  (before torch)
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 
 if TYPE_CHECKING:
     from coterie.comparison import compare
+    from coterie.data.clients import Clients
+    from coterie.data.readers import from_arrays, read, read_with
     from coterie.estimators import (
         IFCA,
         MAML,
@@ -51,14 +52,21 @@ __all__ = [
 ]
 
 
+_ELSEWHERE = {  # the other names are estimators
+    "Clients": "data.clients",
+    "compare": "comparison",
+    "from_arrays": "data.readers",
+    "read": "data.readers",
+    "read_with": "data.readers",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Import what is large when it is asked for: a node of a federation starts a process for every message, without it."""
-    if name == "compare":
-        from coterie.comparison import compare
+    """Import what is large when it is asked for: the command line answers at once, and so does a node of a federation."""
+    if name not in __all__:
+        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+    return getattr(import_module(f"coterie.{_ELSEWHERE.get(name, 'estimators')}"), name)
 
-        return compare
-    if name in __all__:
-        from coterie import estimators
 
-        return getattr(estimators, name)
-    raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

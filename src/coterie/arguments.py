@@ -2,15 +2,15 @@
 """What commands have in common: the words they take, and what is made of these: options, clients, a free folder."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.config import FitOptions
-from coterie.data.clients import Clients
-from coterie.data.readers import read
 from coterie.errors import ConfigError
-from coterie.studies import digits_demo
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.data.clients import Clients
 
 __all__ = [
     "AsJson",
@@ -81,8 +81,11 @@ def free_folder(stem: str) -> Path:
     return folder
 
 
-def read_clients(chosen: FitOptions) -> Clients:
+def read_clients(chosen: "FitOptions") -> "Clients":
     """Read what the options name."""
+    from coterie.data.readers import read
+    from coterie.studies import digits_demo
+
     d = chosen.data
     if d.path == digits_demo.NAME:
         return digits_demo.demo_clients(chosen.seed)
@@ -95,7 +98,7 @@ def read_clients(chosen: FitOptions) -> Clients:
     )  # fmt: skip
 
 
-def left_out(clients: Clients) -> list[str]:
+def left_out(clients: "Clients") -> list[str]:
     """Say what was not used."""
     said = []
     if clients.dropped_rows:

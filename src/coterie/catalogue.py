@@ -28,9 +28,9 @@ from coterie.algorithms import (
 )
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.local import Training
+from coterie.methods.personal import measure
 from coterie.models import Dense, Network, Split
 from coterie.models.mixtures import Gaussian, Regression
-from coterie.personal import measure
 
 __all__ = ["STEPS", "VALUES"]
 

@@ -1,33 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: results to stdout, progress and words to stderr, exit code 2 on misuse."""
+"""The command line: results to stdout, progress and words to stderr, exit code 2 on misuse.
 
+What a command needs is imported when it runs: help, completion and complaints about words come without torch.
+"""
+
+import itertools
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coterie import __version__, flower_commands
 from coterie.arguments import AsJson, Categorical, Client, Data, Exclude, Target, free_folder, read_clients
-from coterie.auto import settled_run
 from coterie.compare_commands import compare_command
-from coterie.config import FitOptions
-from coterie.data.check import check
-from coterie.data.clients import Clients
 from coterie.errors import CoterieError
-from coterie.estimators import FederatedMixture, Personalised, load
-from coterie.fit_runs import fit_run, show_fitted, show_report
 from coterie.fit_words import Every, takes_fit_options
-from coterie.mixture.tables import adoptions, components
-from coterie.personal.tables import parts_fitted, personal_predictions
-from coterie.report import write_report
-from coterie.report.comparison import is_comparison, write_comparison_report
-from coterie.runs import is_finished, read_options
-from coterie.screen import complain, counting, err, progress, show_findings, warn
-from coterie.studies import compare_commands, digits_demo
-from coterie.tables import assignments, check_ending, predictions, write_rows
+from coterie.screen import complain, counting, err, progress, warn
+from coterie.studies import compare_commands as studies
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.data.clients import Clients
 
 __all__ = ["app", "main"]
 
@@ -38,7 +34,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(compare_commands.app, name="study")
+app.add_typer(studies.app, name="study")
 app.add_typer(flower_commands.app, name="flower")
 app.command("compare")(compare_command)
 
@@ -73,6 +69,8 @@ def demo_command(
     as_json: AsJson = False,
 ) -> None:
     """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
+    from coterie.studies import digits_demo
+
     chosen = digits_demo.demo_options(seed)
     folder = out_ or free_folder("demo")
     _fit_into(folder, chosen, digits_demo.demo_clients(seed), every, as_json)
@@ -82,7 +80,7 @@ def demo_command(
 @takes_fit_options
 def fit_command(
     data: Data,
-    chosen: FitOptions,
+    chosen: "FitOptions",
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
     every: Every = 1.0,
     as_json: AsJson = False,
@@ -96,6 +94,9 @@ def fit_command(
 @app.command("resume")
 def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> None:
     """Continue a run that was interrupted; the result is what it would have been."""
+    from coterie.fit_runs import show_report
+    from coterie.runs import is_finished, read_options
+
     chosen = read_options(run)
     if is_finished(run):
         err.print("the run has finished; only its report is written again")
@@ -107,14 +108,11 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 @app.command("predict")
 def predict_command(run: Run, data: Data, out_: Out = None) -> None:
     """Predict every row of DATA, each client by its own cluster's model, by its own mixture, or by its personal model."""
+    from coterie.estimators import load
+    from coterie.tables import check_ending, predicted, write_rows
+
     check_ending(out_)
-    model = load(run)
-    if isinstance(model, FederatedMixture):
-        table, said = components(model, data)
-    elif isinstance(model, Personalised):
-        table, said = personal_predictions(model, data)
-    else:
-        table, said = predictions(model, data)
+    table, said = predicted(load(run), data)
     write_rows(table, out_)
     warn(said)
 
@@ -122,14 +120,11 @@ def predict_command(run: Run, data: Data, out_: Out = None) -> None:
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None) -> None:
     """Place clients, also new ones, by their labelled rows: among clusters or components, or with a part of their own."""
+    from coterie.estimators import load
+    from coterie.tables import assigned, check_ending, write_rows
+
     check_ending(out_)
-    model = load(run)
-    if isinstance(model, FederatedMixture):
-        table, said = adoptions(model, data)
-    elif isinstance(model, Personalised):
-        table, said = parts_fitted(model, data)
-    else:
-        table, said = assignments(model, data)
+    table, said = assigned(load(run), data)
     write_rows(table, out_)
     warn(said)
 
@@ -137,6 +132,10 @@ def assign_command(run: Run, data: Data, out_: Out = None) -> None:
 @app.command("report")
 def report_command(run: Run) -> None:
     """Write the HTML report of a run, or of a comparison, again, and print its path."""
+    from coterie.report import write_report
+    from coterie.report.comparison import is_comparison, write_comparison_report
+    from coterie.runs import is_finished
+
     if is_comparison(run):
         print(write_comparison_report(run))
         return
@@ -158,6 +157,9 @@ def check_command(
     as_json: AsJson = False,
 ) -> None:
     """Say what is in the data and what would go wrong."""
+    from coterie.data.check import check
+    from coterie.show import show_findings
+
     found = check(
         data, client=client, target=target, exclude=exclude or (), categorical=categorical or (),
         missing=missing, task=task, min_rows=min_rows,  # type: ignore[arg-type]
@@ -171,7 +173,10 @@ def check_command(
 
 
 # -- fitting ----------------------------------------------------------------------------------------------------------
-def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, as_json: bool) -> None:
+def _fit_into(folder: Path, chosen: "FitOptions", clients: "Clients", every: float, as_json: bool) -> None:
+    from coterie.auto import settled_run
+    from coterie.fit_runs import fit_run, show_fitted, show_report
+
     def begun(left_out: list[str]) -> None:
         if err.is_terminal:
             err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
@@ -197,6 +202,10 @@ def _fit_into(folder: Path, chosen: FitOptions, clients: Clients, every: float, 
 def main() -> None:
     """Run the command line."""
     try:
+        if (name := _asked_method(sys.argv[1:])) is not None:
+            from coterie.fit_words import tell_method
+
+            tell_method(name)
         code = app(prog_name="coterie", standalone_mode=False)
         sys.stdout.flush()  # here, where a broken pipe is caught
         sys.exit(code)
@@ -213,6 +222,16 @@ def main() -> None:
         where = f" '{error.filename}'" if error.filename else ""
         complain(f"cannot read or write{where}: {error.strerror or error}", "check the path, its permissions, the disk")
     sys.exit(2)
+
+
+def _asked_method(words: list[str]) -> str | None:
+    """The method that `fit --method M --help` asks about, if it is asked."""
+    if "fit" not in words[:1] or "--help" not in words:
+        return None
+    pairs = itertools.pairwise(words)
+    given = [after for word, after in pairs if word == "--method"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--method=")]
+    return given[-1] if given else None
 
 
 def _explain(error: Any) -> None:

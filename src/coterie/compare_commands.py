@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,12 +29,11 @@ from coterie.arguments import (
     left_out,
     read_clients,
 )
-from coterie.comparison.folder import about, check_free, write_comparison
-from coterie.comparison.run import compare
-from coterie.comparison.words import fit_command
-from coterie.config import FitOptions, options
-from coterie.data.clients import Clients
-from coterie.screen import counting, err, show_comparison, warn
+from coterie.screen import counting, err, warn
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.data.clients import Clients
 
 __all__ = ["compare_command"]
 
@@ -62,6 +61,12 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Say which structure clients have: one model for all, groups, a shared representation, mixtures, or one model each."""
+    from coterie.comparison import compare
+    from coterie.comparison.folder import about, check_free, write_comparison
+    from coterie.comparison.words import fit_command
+    from coterie.config import options
+    from coterie.show import show_comparison
+
     said = data_tree(
         data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
         test_size=test_size, new_clients=_NEW_CLIENTS if new_clients is None else new_clients,
@@ -88,7 +93,7 @@ def compare_command(
         print(f"report: {report}")
 
 
-def _read(chosen: FitOptions, *, default: bool) -> Clients:
+def _read(chosen: "FitOptions", *, default: bool) -> "Clients":
     """Read clients; of very few, none is held out unless that was asked for."""
     clients = read_clients(chosen)
     held = 0 if clients.newcomers is None else clients.newcomers.n_clients

@@ -25,6 +25,7 @@ __all__ = [
     "PriorOptions",
     "TrainingOptions",
     "first_given",
+    "given_options",
     "options",
 ]
 
@@ -276,6 +277,14 @@ def first_given(chosen: FitOptions, group: str, known: Collection[str] = ()) -> 
     inside = getattr(chosen, group)
     fields = type(inside).model_fields
     return next((name for name, value in inside if name not in known and value != fields[name].default), None)
+
+
+def given_options(chosen: FitOptions) -> Iterator[tuple[str, str]]:
+    """Group and name of every option of a method that is not as it would be if nobody had said anything."""
+    for group in ("clusters", "moments", "mixture", "personal", "prior", "model", "training"):
+        inside = getattr(chosen, group)
+        fields = type(inside).model_fields
+        yield from ((group, name) for name, value in inside if value != fields[name].default)
 
 
 def options(tree: dict[str, Any] | None = None, *, file: Path | None = None, sets: Sequence[str] = ()) -> FitOptions:

@@ -2,10 +2,11 @@
 """The words that say what to fit, for every command that fits."""
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -25,9 +26,11 @@ from coterie.arguments import (
     given,
     layer_sizes,
 )
-from coterie.config import FitOptions, options
 
-__all__ = ["Every", "fit_options", "takes_fit_options"]
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+
+__all__ = ["Every", "fit_options", "takes_fit_options", "tell_method"]
 
 Every = Annotated[float, typer.Option("--checkpoint-seconds", help="Seconds between checkpoints.")]
 
@@ -98,8 +101,10 @@ def fit_options(
     baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
-) -> FitOptions:
+) -> "FitOptions":
     """Make options of the words of the command line."""
+    from coterie.config import options
+
     tree: dict[str, Any] = {
         "method": method, "seed": seed, "baselines": baselines,
         "data": data_tree(
@@ -120,3 +125,32 @@ def fit_options(
         tree["mixture" if chosen.method == "mixture" else "training"]["rounds"] = rounds
         chosen = options(given(tree), file=config, sets=sets or ())
     return chosen
+
+
+def tell_method(name: str) -> NoReturn:
+    """Print the options of a method, with their defaults, and leave."""
+    from coterie.config import FitOptions
+    from coterie.errors import ConfigError
+    from coterie.methods.registry import METHODS
+
+    if name not in METHODS:
+        raise ConfigError(f"there is no method '{name}' with options of its own", f"there are {', '.join(METHODS)}")
+    method, plain = METHODS[name], FitOptions()
+    print(f"coterie fit DATA --method {name}: {method.about}")
+    print(
+        "Its options, with their defaults, for --set or a file of --config; `coterie fit --help` has those of all methods."
+    )
+    for group, names in method.takes.items():
+        inside = getattr(plain, group)
+        for option in type(inside).model_fields:
+            if option in names:
+                value = getattr(inside, option)
+                print(f"  {group}.{option} = {'chosen' if value is None else _toml(value)}")
+    raise SystemExit(0)
+
+
+def _toml(value: Any) -> str:
+    """A value as a configuration file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

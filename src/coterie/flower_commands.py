@@ -8,22 +8,19 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coterie.arguments import AsJson, Client, Target, free_folder
-from coterie.config import FitOptions
-from coterie.engines.in_process import Round
 from coterie.errors import ConfigError
-from coterie.fit_runs import show_report
 from coterie.fit_words import Every, takes_fit_options
-from coterie.flower.connection import Connection
-from coterie.flower.federation import FOLDER, Federation, down, find, up
-from coterie.flower.submission import submit, write_app
-from coterie.runs import is_finished, read_options
 from coterie.screen import err, out, progress, warn
-from coterie.studies import digits_demo
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.flower.connection import Connection
+    from coterie.flower.federation import Federation
 
 __all__ = ["app"]
 
@@ -35,6 +32,8 @@ _DEMO: dict[
     "training": {"rounds": 4, "local_steps": 80},
     "clusters": {"init": "random", "n_init": 4},
 }
+
+FOLDER = Path(".coterie-flower")
 
 Folder = Annotated[Path, typer.Option(help="Where the federation on this machine is kept.")]
 Superlink = Annotated[
@@ -65,6 +64,8 @@ def up_command(
     folder: Folder = FOLDER,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, and deal the clients of DATA to the nodes."""
+    from coterie.flower.federation import up
+
     made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls)
     out.print(f"SuperLink at {made.address}{' (TLS)' if tls else ''}, {nodes} nodes, each with its share of {data}")
     where = "" if folder == FOLDER else f" --folder {folder}"
@@ -74,7 +75,7 @@ def up_command(
 @app.command("run")
 @takes_fit_options
 def run_command(
-    chosen: FitOptions,
+    chosen: "FitOptions",
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder, on the SuperLink's machine.")] = None,
     superlink: Superlink = None,
     root_certificates: Certificates = None,
@@ -108,6 +109,9 @@ def resume_command(
     as_json: AsJson = False,
 ) -> None:
     """Continue a run that was interrupted, from its last checkpoint, with its own options."""
+    from coterie.fit_runs import show_report
+    from coterie.runs import is_finished, read_options
+
     chosen = read_options(run)
     if is_finished(run):
         err.print("the run has finished; only its report is written again")
@@ -121,6 +125,8 @@ def resume_command(
 @app.command("status")
 def status_command(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     """Say which processes of the federation on this machine run, which nodes are there, and what they have run."""
+    from coterie.flower.federation import find
+
     made = find(folder)
     running = made.running()
     found: dict[str, Any] = {"superlink": made.address, "tls": made.root_certificates is not None, "running": running}
@@ -143,6 +149,8 @@ def status_command(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
 @app.command("down")
 def down_command(folder: Folder = FOLDER) -> None:
     """Stop what `up` has started."""
+    from coterie.flower.federation import down
+
     stopped = down(folder)
     out.print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
 
@@ -155,6 +163,9 @@ def demo_command(
     as_json: AsJson = False,
 ) -> None:
     """Run the demo's 144 clients on SuperNodes of this machine, and stop everything again."""
+    from coterie.flower.federation import down, up
+    from coterie.studies import digits_demo
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     chosen = digits_demo.demo_options(seed)
     chosen = chosen.model_copy(
@@ -175,8 +186,11 @@ def demo_command(
 # -- small helpers ----------------------------------------------------------------------------------------------------
 def _reach(
     superlink: str | None, root_certificates: Path | None, insecure: bool, folder: Path, home: Path
-) -> tuple[Connection, Federation | None]:
+) -> "tuple[Connection, Federation | None]":
     """Find the SuperLink: what `up` has started, an address, or a name that Flower knows."""
+    from coterie.flower.connection import Connection
+    from coterie.flower.federation import find
+
     if superlink is None:
         made = find(folder)
         return made.connection, made
@@ -188,19 +202,22 @@ def _reach(
     return connection, None
 
 
-def _expected(made: Federation | None) -> int:
+def _expected(made: "Federation | None") -> int:
     return 1 if made is None else len(made.nodes)
 
 
 def _run(
     folder: Path,
-    chosen: FitOptions,
-    connection: Connection,
+    chosen: "FitOptions",
+    connection: "Connection",
     nodes: int,
     timeout: float,
     every: float,
     as_json: bool,
 ) -> None:
+    from coterie.engines.in_process import Round
+    from coterie.flower.submission import submit, write_app
+
     config: dict[str, str | int | float | bool] = {
         "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes, "timeout": timeout,
         "every": every, "command": "coterie " + shlex.join(sys.argv[1:]),

@@ -7,96 +7,37 @@ import math
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import nn
 
-from coterie import model_folder
-from coterie.algorithms.preparation import Scaling
-from coterie.config import PERSONAL, FitOptions
+from coterie.config import FitOptions
 from coterie.data.clients import Clients
-from coterie.data.schema import Schema
 from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, RunError
-from coterie.fitting import Descended, Fitted, Score
-from coterie.mixture import folder as mixture_folder
-from coterie.mixture.model import Mixtures
-from coterie.mixture.results import Choice
-from coterie.mixture.run import FittedMixture
-from coterie.mixture.scores import MixtureScore
+from coterie.methods.base import Fitted
+from coterie.methods.mixture.stored import read_choice
+from coterie.methods.registry import METHODS
+from coterie.methods.run_tables import events, hide_untested
 from coterie.models import Model
-from coterie.personal import folder as personal_folder
-from coterie.personal.model import Personal
-from coterie.personal.run import FittedPersonal
 
 __all__ = [
-    "AnyFitted",
-    "Loaded",
-    "LoadedMixture",
-    "LoadedPersonal",
     "begin_run",
     "finish_run",
     "is_finished",
-    "load_mixture",
-    "load_personal",
     "load_run",
     "read_options",
     "settle_run",
     "strict",
     "summary",
 ]
-
-AnyFitted = Fitted | FittedMixture | FittedPersonal
-
-_SUMMARY = ("methods", "n_clusters", "cluster_sizes", "uncertain_clients", "warnings")
-_SUMMARY_OF_MIXTURE = ("methods", "n_components", "c_lambda", "outliers", "rounds", "settled", "warnings")
-_SUMMARY_OF_PERSONAL = ("methods", "spread", "layers", "rounds", "virtual_time", "never_visited", "warnings")
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A finished run, read back: all that predicting and placing need."""
-
-    options: FitOptions
-    schema: Schema
-    model: Model
-    scaling: Scaling
-    theta: Tensor  # [K, P]
-    labels: dict[str, int]  # client -> cluster
-    margins: np.ndarray  # [M] in the order of the labels
-    certain: np.ndarray  # [M]
-    scores: list[Score]
-    descended: Descended | None = None
-
-
-@dataclass(frozen=True)
-class LoadedMixture:
-    """A finished run of a mixture, read back."""
-
-    options: FitOptions
-    schema: Schema
-    mixtures: Mixtures
-    scores: list[MixtureScore]
-    counted: Choice | None
-
-
-@dataclass(frozen=True)
-class LoadedPersonal:
-    """A finished run of personal models, read back."""
-
-    options: FitOptions
-    schema: Schema
-    scaling: Scaling
-    personal: Personal
-    scores: list[Score]
 
 
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
@@ -131,34 +72,50 @@ def settle_run(folder: Path, options: FitOptions) -> None:
     _write_json(folder, document | {"method": options.method, "config": options.model_dump(mode="json")})
 
 
-def finish_run(folder: Path, fitted: AnyFitted, results: Mapping[str, Any] | None = None) -> None:
+def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
     (folder / "models").mkdir(exist_ok=True)
-    if isinstance(fitted, FittedMixture):
-        mixture_folder.write_models(folder, fitted)
-        found = mixture_folder.contents(fitted)
-    elif isinstance(fitted, FittedPersonal):
-        personal_folder.write_models(folder, fitted)
-        found = personal_folder.contents(fitted)
-    else:
-        model_folder.write_models(folder, fitted)
-        found = model_folder.contents(fitted)
-    _write_table(folder / "rounds.parquet", found.rounds)
-    _write_table(folder / "clients.parquet", found.clients)
+    fitted.models.save(folder, fitted.schema)
+    _write_table(folder / "rounds.parquet", fitted.models.rounds(fitted))
+    _write_table(folder / "clients.parquet", _clients(fitted))
+    found = {
+        "methods": [asdict(score) for score in fitted.scores],
+        **fitted.models.results(fitted),
+        "warnings": fitted.warnings,
+        "events": events(fitted.rounds),
+    }
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
-    document |= {"data": found.data, "results": {**found.results, **(results or {})}}
+    document |= {"data": _data(fitted), "results": {**found, **(results or {})}}
     _write_json(folder, document)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     for left in folder.rglob(".*.tmp"):  # of a process that was killed while it wrote
         left.unlink()
 
 
+def _data(fitted: Fitted) -> dict[str, Any]:
+    schema, counts = fitted.schema, [fitted.per_client.get(name) for name in ("rows_train", "rows_test")]
+    return {
+        "path": fitted.options.data.path, "client": schema.client, "target": schema.target, "task": schema.task,
+        "n_clients": len(fitted.models.names), "n_rows": sum(int(n.sum()) for n in counts if n is not None),
+        "n_features": schema.n_features, "metric": fitted.metric,
+        "metric_better": "lower" if fitted.metric == "rmse" else "higher",
+        "target_scale": None if schema.task == "none" else float(fitted.models.scaling.y_scale),
+    }  # fmt: skip
+
+
+def _clients(fitted: Fitted) -> pa.Table:
+    """A row for each client, in the order of their names."""
+    columns: dict[str, Any] = {"client": fitted.models.names.tolist(), **fitted.models.clients(fitted)}
+    columns |= {name: value.numpy() for name, value in fitted.per_client.items()}
+    hide_untested(columns)
+    return pa.table({name: columns[name] for name in sorted(columns, key=lambda name: name.startswith("map_"))})
+
+
 def summary(folder: Path) -> dict[str, Any]:
     """What a finished run found, in short."""
     document = _read_json(folder)
     data, results = document["data"], document["results"]
-    kinds = {"mixture": _SUMMARY_OF_MIXTURE} | dict.fromkeys(PERSONAL, _SUMMARY_OF_PERSONAL)
-    found = {name: results[name] for name in kinds.get(document["method"], _SUMMARY)}
+    found = {name: results[name] for name in METHODS[document["method"]].models.summary}
     found |= {name: results[name] for name in ("adjusted_rand", "why") if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
     return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
@@ -179,8 +136,8 @@ def read_options(folder: Path) -> FitOptions:
         ) from None
 
 
-def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Loaded:
-    """Read a finished run.
+def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Fitted:
+    """Read a finished run: all that predicting and placing need, without what happened on the way.
 
     Parameters
     ----------
@@ -189,32 +146,12 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Loaded
     module : nn.Module or Model, optional
         The user's own network, when that was trained: code is not kept in a run folder.
     """
-    document = _read_finished(folder)
-    model, scaling, theta, schema = model_folder.read_models(folder, module)
-    table = _read_clients(folder)
-    labels = dict(zip(table["client"].to_pylist(), table["label"].to_pylist(), strict=True))
-    margins, certain = (table[name].to_numpy() for name in ("margin", "certain"))
-    scores = [Score(**said) for said in document["results"]["methods"]]
-    options = read_options(folder)
-    descended = model_folder.read_descended(folder, list(labels)) if options.method == "moment-descent" else None
-    return Loaded(options, schema, model, scaling, theta, labels, margins, certain, scores, descended)
-
-
-def load_mixture(folder: Path) -> LoadedMixture:
-    """Read a finished run of a mixture."""
-    found = _read_finished(folder)["results"]
-    choices = [mixture_folder.read_choice(found[name]) for name in ("c_lambda_choice", "components_choice")]
-    mixtures, schema = mixture_folder.read_models(folder, choices[0])
-    scores = [MixtureScore(**said) for said in found["methods"]]
-    return LoadedMixture(read_options(folder), schema, mixtures, scores, choices[1])
-
-
-def load_personal(folder: Path, *, module: nn.Module | Model | None = None) -> LoadedPersonal:
-    """Read a finished run of personal models; `module` as for `load_run`."""
-    document = _read_finished(folder)
-    personal, scaling, schema = personal_folder.read_models(folder, module)
-    scores = [Score(**said) for said in document["results"]["methods"]]
-    return LoadedPersonal(read_options(folder), schema, scaling, personal, scores)
+    document, options = _read_finished(folder), read_options(folder)
+    method, found = METHODS[options.method], document["results"]
+    models, schema = method.models.load(folder, document, module)
+    scores = [method.score(**said) for said in found["methods"]]
+    extra = {"counted": read_choice(found["components_choice"])} if "components_choice" in found else {}
+    return Fitted(options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"])
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -269,11 +206,3 @@ def _read_finished(folder: Path) -> dict[str, Any]:
     if document["status"] != "finished":
         raise RunError(f"the run in {folder} has not finished", f"continue it with `coterie resume {folder}`")
     return document
-
-
-def _read_clients(folder: Path) -> pa.Table:
-    path = folder / "clients.parquet"
-    try:
-        return pq.read_table(path, columns=["client", "label", "margin", "certain"])
-    except (OSError, pa.ArrowException):
-        raise RunError(f"{path} cannot be read", "start the run again with `coterie fit`") from None

@@ -1,154 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line shows: results to stdout, progress and words to stderr."""
+"""The screen: results go to stdout, progress and words to stderr."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
-from coterie.baselines import Score
-from coterie.comparison.result import Comparison, Structure
-from coterie.comparison.words import answer, metric_name, one_for_all, plus_minus
-from coterie.data.check import Findings
-from coterie.engines.in_process import Round
-from coterie.fitting import Fitted, Watch
-from coterie.mixture.run import FittedMixture
-from coterie.personal.run import FittedPersonal
-from coterie.report.numbers import decimals_for
+if TYPE_CHECKING:
+    from coterie.engines.in_process import Round
+    from coterie.methods.session import Watch
 
-__all__ = [
-    "complain",
-    "counting",
-    "err",
-    "out",
-    "progress",
-    "show",
-    "show_comparison",
-    "show_findings",
-    "show_mixture",
-    "show_personal",
-    "warn",
-]
+__all__ = ["complain", "counting", "err", "out", "progress", "warn"]
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
 out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
-
-_CHOSEN = {"held-out": "chosen on held-out rows", "bic": "chosen by BIC"}
-
-Cells = list[tuple[float | None, str]]  # value and format
-
-
-def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
-    """Show how models do, beside baselines."""
-    _show_scores(fitted)
-    if fitted.counted is not None:
-        out.print(fitted.counted)
-    if len(fitted.theta) > 1:
-        sizes = fitted.placed.label.bincount(minlength=len(fitted.theta)).tolist()
-        out.print(f"clients per cluster: {', '.join(map(str, sizes))}")
-    if "adjusted_rand" in more:
-        out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
-
-
-def show_personal(fitted: FittedPersonal) -> None:
-    """Show how personal models do, beside baselines, how that is spread over clients, and what time it took."""
-    _show_scores(fitted)
-    found = fitted.spread.get(fitted.options.method)
-    if found is not None:
-        names = {"mean": found.mean, "median": found.median}
-        names |= {"worst tenth": found.worst_decile, "best tenth": found.best_decile}
-        form = ".1%" if fitted.metric == "accuracy" else f".{decimals_for(list(names.values()), 4, most=9)}f"
-        out.print(f"over clients, on held-out rows: {', '.join(f'{name} {v:{form}}' for name, v in names.items())}")
-    if fitted.virtual_time is not None:
-        out.print(f"virtual time: {fitted.virtual_time:.4g} seconds")
-
-
-def _show_scores(fitted: Fitted | FittedPersonal) -> None:
-    """Show accuracies, or errors with what they explain."""
-    accuracy = fitted.metric == "accuracy"
-    form = ".1%" if accuracy else None
-    scale, scores = float(fitted.scaling.y_scale), fitted.scores
-    columns: dict[str, Cells] = {
-        "training rows": _cells([s.train for s in scores], form),
-        "held-out rows": _cells([s.test for s in scores], form),
-        "in std. dev.": _cells([None if accuracy or s.test is None else s.test / scale for s in scores]),
-        "R²": _cells([s.test_r2 for s in scores], ".3f"),
-        "new clients": _cells([s.new_clients for s in scores], form),
-    }
-    out.print(f"{'accuracy' if accuracy else 'root mean squared error'}, seed {fitted.options.seed}")
-    out.print(_score_table(fitted.scores, columns), soft_wrap=False)
-
-
-def show_mixture(fitted: FittedMixture) -> None:
-    """Show how mixtures do, beside baselines, and what was chosen."""
-    fit, scores = fitted.mixtures.fit, fitted.scores
-    columns: dict[str, Cells] = {
-        "training rows": _cells([s.train for s in scores], ".4f"),
-        "held-out rows": _cells([s.test for s in scores], ".4f"),
-        "R²": _cells([s.test_r2 for s in scores], ".3f"),
-        "RMSE": _cells([s.test_rmse for s in scores]),
-        "new clients": _cells([s.new_clients for s in scores], ".4f"),
-    }
-    out.print(f"mean log-likelihood of a row, seed {fitted.options.seed}")
-    out.print(_score_table(scores, columns), soft_wrap=False)
-    if fitted.counted is not None:
-        most, how = len(fitted.counted.values), _CHOSEN[fitted.options.mixture.choose_by]
-        out.print(f"{len(fit.centre)} of at most {most} components: {how}")
-    how = "as given" if fit.choice is None else _CHOSEN["held-out"]
-    means = {0.0: " (every client alone)", math.inf: " (common components)"}.get(fit.c_lambda or 0.0, "")
-    out.print(f"C_lambda {fit.c_lambda:g}{means}: {how}")
-
-
-def show_comparison(found: Comparison, fit: str | None) -> None:
-    """Show the answer, its evidence, the table, and what to run next."""
-    said = answer(found)
-    for text in (said.headline, *said.evidence):
-        out.print(text)
-    what = f"{metric_name(found.metric)}, mean over clients ± standard error"
-    out.print(f"{what}; gain over {one_for_all(found)} in nats per row")
-    out.print(_comparison_table(found), soft_wrap=False)
-    for text in said.doubts:
-        out.print(f"note: {text}")
-    out.print("next: " + (fit or f"there is no `coterie fit` for {found[found.chosen].label} yet"))
-
-
-def _comparison_table(found: Comparison) -> Table:
-    """A row for each structure, the simplest first; a star at the chosen one. Fits 80 columns."""
-    tested, met = (any(getattr(s, f"{name}_metric") is not None for s in found.structures) for name in ("test", "new"))
-    heads = ["structure", "setting", "test\nrows" if tested else "held-out\nrows", "gain", "95 %\ninterval"]
-    table = Table(*heads, *(["new\nclients"] if met else []))
-    for one in found.structures:
-        mean, error = (one.test_metric, one.test_stderr) if tested else (one.metric, one.metric_stderr)
-        setting = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in one.setting.values())
-        cells = [plus_minus(found.metric, mean, error).replace(" ", ""), *_gain(one)]
-        cells += [plus_minus(found.metric, one.new_metric, one.new_stderr).partition(" ")[0]] if met else []
-        table.add_row(("*" if one.name == found.chosen else " ") + one.name, setting or "-", *cells)
-    return table
-
-
-def _gain(one: Structure) -> list[str]:
-    gain = one.versus_global
-    return ["-", "-"] if gain is None else [f"{gain.mean:+.3f}", f"{gain.low:.3f}, {gain.high:.3f}"]
-
-
-def _cells(values: Sequence[float | None], form: str | None = None) -> Cells:
-    """Values of one column; by default with as many decimals as give the typical one four digits."""
-    form = form or f".{decimals_for(values, 4, most=9)}f"
-    return [(value, form) for value in values]
-
-
-def _score_table(scores: Sequence[Score], columns: Mapping[str, Cells]) -> Table:
-    """A row for each method; columns without a value are left out."""
-    shown = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
-    table = Table(Column(no_wrap=True), *("\n".join(name.rsplit(" ", 1)) for name in shown))  # fits 80 columns
-    for i, score in enumerate(scores):
-        cells = [column[i] for column in shown.values()]
-        table.add_row(score.label, *("-" if value is None else format(value, how) for value, how in cells))
-    return table
 
 
 def warn(sentences: list[str]) -> None:
@@ -158,8 +24,10 @@ def warn(sentences: list[str]) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Watch | None]:
+def progress() -> "Iterator[Watch | None]":
     """Show a bar per phase on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
     if not err.is_terminal:
         yield None
         return
@@ -173,7 +41,7 @@ def progress() -> Iterator[Watch | None]:
     with Progress(*columns, console=err) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def watch(phase: str, done: Round, total: int) -> None:
+        def watch(phase: str, done: "Round", total: int) -> None:
             if phase not in tasks:
                 tasks[phase] = bar.add_task(phase, total=total, said="")
             completed = min(done.round if total > 1 else 1, total)
@@ -185,6 +53,8 @@ def progress() -> Iterator[Watch | None]:
 @contextmanager
 def counting() -> Iterator[Callable[[str, int, int], None] | None]:
     """Show a bar for each part of something that is counted, on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
     if not err.is_terminal:
         yield None
         return
@@ -208,31 +78,6 @@ def _said(info: Mapping[str, Any]) -> str:
     if "sizes" in info:
         said += f"  sizes {' '.join(map(str, info['sizes']))}"
     return said
-
-
-def show_findings(found: Findings) -> None:
-    """Show what is in the data."""
-    if found.features:
-        per = ", ".join(f"{name} {value:g}" for name, value in found.rows_per_client.items())
-        out.print(f"{found.rows} rows, {found.clients} clients; rows per client: {per}")
-        out.print(_feature_table(found), soft_wrap=False)
-    if found.target is not None:
-        classes = f" of {', '.join(found.target.classes)}" if found.target.classes else ""
-        out.print(f"target {found.target.name}: {found.target.task}{classes}")
-    for problem in found.problems:
-        out.print(f"{problem.severity}: {problem.sentence}")
-        if problem.hint:
-            out.print(f"hint: {problem.hint}")
-    if found.ok:
-        out.print("ready to fit")
-
-
-def _feature_table(found: Findings) -> Table:
-    table = Table("column", "kind", "missing", "levels", "")
-    for f in found.features:
-        levels = str(len(f.levels)) if f.levels else "-"
-        table.add_row(f.name, f.kind or "-", str(f.missing), levels, "constant" if f.constant else "")
-    return table
 
 
 def complain(message: str, hint: str) -> None:

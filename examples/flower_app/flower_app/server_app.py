@@ -16,6 +16,6 @@ def main(grid: Grid, context: Context) -> None:
     strategy = CoterieStrategy("ifca", clusters={"n_clusters": config.get("clusters", 2)}, data={"test_size": 0.2})
     result = strategy.start(grid, num_rounds=int(config.get("rounds", 5)), nodes=4)
     fitted = strategy.fitted_
-    print("sites by cluster:", fitted.placed.label.bincount().tolist())
+    print("sites by cluster:", fitted.models.placed.label.bincount().tolist())
     slopes = [array.numpy()[0, 1] for name, array in result.arrays.items() if name.endswith("/0.weight")]
     print("with the second column, the target", " or ".join("rises" if slope > 0 else "falls" for slope in slopes))

@@ -64,7 +64,7 @@ class Networks:
     def trainer(self) -> Trainer:
         """How all of them are trained; not on more rows of a client than networks need."""
         rows = thinned(self.task.train, _ROWS, self.task.seed).to(self.model.dtype)
-        return Trainer(self.model, rows, self.rounds, self.starts, self.task.seed)
+        return Trainer(self.model, rows, self.rounds, self.starts, self.task.seed, self.task.scaling)
 
     @cached_property
     def sides(self) -> list[tuple[Ragged, Ragged | None]]:

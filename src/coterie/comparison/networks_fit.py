@@ -17,15 +17,16 @@ from torch import Tensor
 from coterie.algorithms.fedavg import fedavg
 from coterie.algorithms.fedrep import fedrep, first_model
 from coterie.algorithms.ifca import ifca
+from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
-from coterie.baselines import measured_models, placed
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, Placed
 from coterie.local import Training, worst_if_nan
+from coterie.methods.baselines import measured_models, placed
+from coterie.methods.personal.measure import Fit, personal_start
+from coterie.methods.personal.model import Personal, trained
 from coterie.models import Model, last_layers
-from coterie.personal.measure import Fit, personal_start
-from coterie.personal.model import Personal, trained
 from coterie.protocol import Algorithm
 
 __all__ = ["ALONE", "MOMENTUM", "STEPS", "TUNED", "Own", "Served", "Shared", "Trainer"]
@@ -102,6 +103,8 @@ class Trainer:
         Of IFCA.
     seed : int
         Of everything random.
+    scaling : Scaling
+        That rows were made with.
     """
 
     model: Model
@@ -109,6 +112,7 @@ class Trainer:
     rounds: tuple[int, ...]
     starts: int
     seed: int
+    scaling: Scaling
 
     @cached_property
     def step_size(self) -> float:
@@ -157,7 +161,7 @@ class Trainer:
                     now, model=self.model, rounds=rounds, step_size=self.step_size, seed=seed, head=how, body=how
                 )
                 private = {name: value.clone() for name, value in engine.private[0].items()}
-                kept.append(Own(trained(self.model, layers, now.theta, private, rows, fit)))
+                kept.append(Own(trained(self.model, layers, now.theta, private, rows, fit, self.scaling)))
 
         engine.run([program])
         return kept
@@ -172,7 +176,8 @@ class Trainer:
         return [self._tuned(common.theta[0], rows, Training(steps)) for steps in TUNED]
 
     def _tuned(self, start: Tensor, rows: Ragged, how: Training) -> Own:
-        return Own(trained(self.model, (), start, {}, rows, Fit(start, self.step_size, how, self.seed)))
+        fit = Fit(start, self.step_size, how, self.seed)
+        return Own(trained(self.model, (), start, {}, rows, fit, self.scaling))
 
 
 def _snapshots(

@@ -37,7 +37,7 @@ from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
-from coterie.phases import model_for
+from coterie.methods.session import model_for
 from coterie.protocol import Save
 
 __all__ = ["Tell", "chosen_setting", "compare"]

@@ -11,7 +11,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coterie.algorithms.preparation import Scaling
-from coterie.baselines import target_variance
 from coterie.comparison.choice import as_good, difference, mean_and_error, names_where
 from coterie.comparison.clusters import Clusters
 from coterie.comparison.problem import Problem
@@ -20,6 +19,7 @@ from coterie.comparison.structures import Found, Within
 from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
+from coterie.methods.baselines import target_variance
 
 __all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
 

@@ -3,15 +3,14 @@
 
 from typing import ClassVar, Literal
 
-from torch import nn
-
 from coterie.estimators.federated import Federated
-from coterie.models import Model
+from coterie.estimators.groups import Networks, Rounds, Steps, parameters
 
 __all__ = ["FedAvg"]
 
 
-class FedAvg(Federated):
+@parameters
+class FedAvg(Federated, Rounds, Steps, Networks):
     """One model for all clients; with `proximal` > 0 this is FedProx.
 
     Parameters
@@ -26,47 +25,4 @@ class FedAvg(Federated):
 
     method: ClassVar[str] = "fedavg"
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module | Model | None = None,
-        hidden: tuple[int, ...] = (),
-        degree: int = 1,
-        intercept: bool = True,
-        l2: float = 0.0,
-        rounds: int = 100,
-        step_size: float | None = None,
-        local_steps: int = 10,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        momentum: float = 0.0,
-        proximal: float = 0.0,
-        exact: bool = False,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        weighting: Literal["clients", "rows"] = "rows",
-        tol: float = 0.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.model = model
-        self.hidden = hidden
-        self.degree = degree
-        self.intercept = intercept
-        self.l2 = l2
-        self.rounds = rounds
-        self.step_size = step_size
-        self.local_steps = local_steps
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.proximal = proximal
-        self.exact = exact
-        self.decay = decay
-        self.participation = participation
-        self.weighting = weighting
-        self.tol = tol
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    weighting: Literal["clients", "rows"] = "rows"

@@ -10,17 +10,19 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor, nn
 
-from coterie.baselines import target_variance
 from coterie.config import FitOptions
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
 from coterie.estimators.parameters import options_of
 from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
 from coterie.evaluate import Placed
-from coterie.fitting import Descended, Fitted, Watch, fit, measured_models, placed
 from coterie.local import outputs
+from coterie.methods.base import Fitted
+from coterie.methods.baselines import measured_models, placed, target_variance
+from coterie.methods.cluster_models import ClusterModels, Descended
+from coterie.methods.fit import fit
+from coterie.methods.session import Watch
 from coterie.models import Model
-from coterie.runs import Loaded
 
 __all__ = ["Federated"]
 
@@ -103,25 +105,22 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     def _keep(self, fitted: Fitted) -> None:
         self.fitted_, self.history_ = fitted, fitted.rounds
         self._know(fitted)
-        self.client_names_, self.labels_ = fitted.names, fitted.placed.label.numpy()
-        self.margins_, self.certain_ = fitted.placed.margin.numpy(), fitted.placed.certain.numpy()
-        self._known = dict(zip(fitted.names.tolist(), self.labels_.tolist(), strict=True))
         for said in fitted.warnings:
             if "ended empty" in said:
                 warnings.warn(said, ConvergenceWarning, stacklevel=3)
 
-    def _restore(self, run: Loaded) -> None:
+    def _restore(self, run: Fitted) -> None:
         """Become what a finished run has fitted."""
         self._know(run)
-        self._known = run.labels
-        self.client_names_, self.labels_ = np.asarray(list(run.labels)), np.asarray(list(run.labels.values()))
-        self.margins_, self.certain_ = run.margins, run.certain
         self.classes_ = classes_of(run.schema, None)
 
-    def _know(self, found: Fitted | Loaded) -> None:
-        self.model_, self.scaling_, self.schema_ = found.model, found.scaling, found.schema
-        self.theta_ = found.theta
-        self.scores_ = {score.method: score for score in found.scores}
+    def _know(self, fitted: Fitted) -> None:
+        found: ClusterModels = fitted.models
+        self.model_, self.scaling_, self.schema_ = found.model, found.scaling, fitted.schema
+        self.theta_, self.client_names_, self.labels_ = found.theta, found.names, found.placed.label.numpy()
+        self.margins_, self.certain_ = found.placed.margin.numpy(), found.placed.certain.numpy()
+        self._known = found.labels
+        self.scores_ = {score.method: score for score in fitted.scores}
         self._know_descent(found.descended)
 
     def _know_descent(self, found: Descended | None) -> None:

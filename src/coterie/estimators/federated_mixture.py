@@ -2,6 +2,7 @@
 """FedGrEM as an estimator: a mixture for every client, each helped by the others."""
 
 import warnings
+from dataclasses import field
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -12,18 +13,20 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from coterie.config import FitOptions
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
+from coterie.estimators.groups import Everyone, parameters
 from coterie.estimators.parameters import options_of
 from coterie.estimators.rows import as_clients, as_rows, check_shape, in_given_order
-from coterie.mixture.model import Adopted
-from coterie.mixture.run import FittedMixture, fit_clients
+from coterie.methods.base import Fitted
+from coterie.methods.fit import fit
+from coterie.methods.mixture.model import Adopted, Mixtures
+from coterie.methods.session import Watch
 from coterie.models.mixtures import Regression
-from coterie.phases import Watch
-from coterie.runs import LoadedMixture
 
 __all__ = ["FederatedMixture"]
 
 
-class FederatedMixture(BaseEstimator):  # type: ignore[misc]
+@parameters
+class FederatedMixture(BaseEstimator, Everyone):  # type: ignore[misc]
     """Rows of every client are a mixture, and clients' mixtures are alike, but for some outliers (paper 003).
 
     Without targets, components are normal and rows are clustered. With targets, components are linear regressions.
@@ -101,60 +104,28 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
 
     method: ClassVar[str] = "mixture"
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        max_components: int = 10,
-        choose_by: Literal["held-out", "bic"] = "held-out",
-        covariance: Literal["full", "diagonal", "unit"] = "full",
-        variance: Literal["estimated", "unit"] = "estimated",
-        intercept: bool = True,
-        c_lambda: float | Literal["common"] | None = None,
-        penalty: Literal["squared", "norm"] = "squared",
-        restarts: int = 20,
-        iterations: int = 30,
-        rounds: int = 1000,
-        tol: float = 1e-5,
-        c_eta: float = 0.95,
-        kappa: float = 0.1,
-        together: float = 8.0,
-        robust: float | Literal["off"] = 2.0,
-        reject: float | Literal["nobody"] = 3.5,
-        share_weights: float = 4.0,
-        sparse: float = 0.0,
-        neighbours: int = 0,
-        batch_size: int | None = None,
-        participation: float = 1.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.n_components = n_components
-        self.max_components = max_components
-        self.choose_by = choose_by
-        self.covariance = covariance
-        self.variance = variance
-        self.intercept = intercept
-        self.c_lambda = c_lambda
-        self.penalty = penalty
-        self.restarts = restarts
-        self.iterations = iterations
-        self.rounds = rounds
-        self.tol = tol
-        self.c_eta = c_eta
-        self.kappa = kappa
-        self.together = together
-        self.robust = robust
-        self.reject = reject
-        self.share_weights = share_weights
-        self.sparse = sparse
-        self.neighbours = neighbours
-        self.batch_size = batch_size
-        self.participation = participation
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    n_components: int | None = field(default=None, kw_only=False)
+    max_components: int = 10
+    choose_by: Literal["held-out", "bic"] = "held-out"
+    covariance: Literal["full", "diagonal", "unit"] = "full"
+    variance: Literal["estimated", "unit"] = "estimated"
+    intercept: bool = True
+    c_lambda: float | Literal["common"] | None = None
+    penalty: Literal["squared", "norm"] = "squared"
+    restarts: int = 20
+    iterations: int = 30
+    rounds: int = 1000
+    tol: float = 1e-5
+    c_eta: float = 0.95
+    kappa: float = 0.1
+    together: float = 8.0
+    robust: float | Literal["off"] = 2.0
+    reject: float | Literal["nobody"] = 3.5
+    share_weights: float = 4.0
+    sparse: float = 0.0
+    neighbours: int = 0
+    batch_size: int | None = None
+    participation: float = 1.0
 
     def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
         """Fit to clients.
@@ -167,7 +138,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         watch : callable, optional
             Told of every round.
         """
-        fitted = fit_clients(as_clients(clients, y, groups, task="regression"), self._options(), watch=watch)
+        fitted = fit(as_clients(clients, y, groups, task="regression"), self._options(), watch=watch)
         self.fitted_, self.history_ = fitted, fitted.rounds
         self._know(fitted)
         for said in fitted.warnings:
@@ -215,12 +186,13 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
     def _options(self) -> FitOptions:
         return options_of(self, self.method)
 
-    def _restore(self, run: LoadedMixture) -> None:
+    def _restore(self, run: Fitted) -> None:
         """Become what a finished run has fitted."""
         self._know(run)
 
-    def _know(self, found: FittedMixture | LoadedMixture) -> None:
-        mixtures, fit = found.mixtures, found.mixtures.fit
+    def _know(self, found: Fitted) -> None:
+        mixtures: Mixtures = found.models
+        fit = mixtures.fit
         self.mixtures_, self.schema_ = mixtures, found.schema
         self.client_names_, self.weights_ = mixtures.names, fit.weights.numpy()
         self.means_, self.centre_ = (mixtures.raw(theta).numpy() for theta in (fit.theta, fit.centre))
@@ -228,7 +200,7 @@ class FederatedMixture(BaseEstimator):  # type: ignore[misc]
         far = np.argsort(-self.outlier_score_, kind="stable")[: int(fit.outliers.sum())]
         self.outliers_ = [str(name) for name in mixtures.names[far]]
         self.n_components_, self.c_lambda_ = len(fit.centre), fit.c_lambda
-        self.choice_, self.components_choice_ = fit.choice, found.counted
+        self.choice_, self.components_choice_ = fit.choice, found.extra["counted"]
         self.scores_ = {score.method: score for score in found.scores}
 
     def _rows(self, clients: Any, y: Any, groups: Any) -> Ragged:

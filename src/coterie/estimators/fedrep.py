@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedRep and SRPFL as an estimator."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from torch import nn
-
+from coterie.estimators.groups import Momentum, Networks, Rounds, Stages, parameters
 from coterie.estimators.personal import Personalised
-from coterie.models import Model
-from coterie.participation import Clock
 
 __all__ = ["FedRep"]
 
 
-class FedRep(Personalised):
+@parameters
+class FedRep(Personalised, Stages, Rounds, Momentum, Networks):
     """All clients share a representation, and each has a head of its own (paper 001).
 
     Parameters
@@ -58,65 +56,6 @@ class FedRep(Personalised):
 
     method: ClassVar[str] = "fedrep"
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module | Model | None = None,
-        hidden: tuple[int, ...] = (64,),
-        degree: int = 1,
-        intercept: bool = True,
-        l2: float = 0.0,
-        rounds: int = 100,
-        step_size: float | None = None,
-        batch_size: int | None = None,
-        momentum: float = 0.0,
-        proximal: float = 0.0,
-        layers: tuple[str, ...] = (),
-        head_epochs: int = 10,
-        body_epochs: int = 5,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        weighting: Literal["clients", "rows"] = "clients",
-        tol: float = 0.0,
-        stragglers: Literal["none", "srpfl"] = "none",
-        n0: int | None = None,
-        stages: Literal["fixed", "theory", "adaptive"] = "fixed",
-        stage_rounds: int = 10,
-        contraction: float = 0.25,
-        clock: str | Clock | None = None,
-        sigma: float = 1.0,
-        trace: str | None = None,
-        communication: float = 0.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.model = model
-        self.hidden = hidden
-        self.degree = degree
-        self.intercept = intercept
-        self.l2 = l2
-        self.rounds = rounds
-        self.step_size = step_size
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.proximal = proximal
-        self.layers = layers
-        self.head_epochs = head_epochs
-        self.body_epochs = body_epochs
-        self.decay = decay
-        self.participation = participation
-        self.weighting = weighting
-        self.tol = tol
-        self.stragglers = stragglers
-        self.n0 = n0
-        self.stages = stages
-        self.stage_rounds = stage_rounds
-        self.contraction = contraction
-        self.clock = clock
-        self.sigma = sigma
-        self.trace = trace
-        self.communication = communication
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    hidden: tuple[int, ...] = (64,)
+    layers: tuple[str, ...] = ()
+    head_epochs: int = 10

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """IFCA as an estimator."""
 
+from dataclasses import field
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
-
 from coterie.estimators.federated import Federated
-from coterie.models import Model
+from coterie.estimators.groups import Groups, Networks, Rounds, Steps, parameters
 
 __all__ = ["IFCA"]
 
 
-class IFCA(Federated):
+@parameters
+class IFCA(Federated, Groups, Rounds, Steps, Networks):
     """Clients fall into groups: find them, and train a model for each (paper 004).
 
     Parameters
@@ -49,71 +49,7 @@ class IFCA(Federated):
 
     method: ClassVar[str] = "ifca"
 
-    def __init__(
-        self,
-        n_clusters: int = 2,
-        *,
-        model: nn.Module | Model | None = None,
-        hidden: tuple[int, ...] = (),
-        degree: int = 1,
-        intercept: bool = True,
-        l2: float = 0.0,
-        averaging: Literal["model", "gradient"] = "model",
-        average_over: Literal["cluster", "everyone"] = "cluster",
-        init: Literal["random", "balanced", "spread", "warm"] = "spread",
-        start: Tensor | None = None,
-        n_init: int = 1,
-        candidates: int = 5,
-        rounds: int = 100,
-        step_size: float | None = None,
-        local_steps: int = 10,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        momentum: float = 0.0,
-        proximal: float = 0.0,
-        exact: bool = False,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        weighting: Literal["clients", "rows"] = "clients",
-        shared_layers: tuple[str, ...] = (),
-        soft: bool = False,
-        temperature: float | None = None,
-        patience: int = 5,
-        resample: int = 0,
-        tol: float = 0.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.model = model
-        self.hidden = hidden
-        self.degree = degree
-        self.intercept = intercept
-        self.l2 = l2
-        self.averaging = averaging
-        self.average_over = average_over
-        self.init = init
-        self.start = start
-        self.n_init = n_init
-        self.candidates = candidates
-        self.rounds = rounds
-        self.step_size = step_size
-        self.local_steps = local_steps
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.proximal = proximal
-        self.exact = exact
-        self.decay = decay
-        self.participation = participation
-        self.weighting = weighting
-        self.shared_layers = shared_layers
-        self.soft = soft
-        self.temperature = temperature
-        self.patience = patience
-        self.resample = resample
-        self.tol = tol
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    n_clusters: int = field(default=2, kw_only=False)
+    init: Literal["random", "balanced", "spread", "warm"] = "spread"
+    n_init: int = 1
+    candidates: int = 5

@@ -3,12 +3,14 @@
 
 from typing import ClassVar, Literal
 
+from coterie.estimators.groups import Products, parameters
 from coterie.estimators.personal import Personalised
 
 __all__ = ["Local", "Representation", "Shrunk"]
 
 
-class Local(Personalised):
+@parameters
+class Local(Personalised, Products):
     """A linear model for every client alone, by ridge regression.
 
     Parameters
@@ -32,23 +34,11 @@ class Local(Personalised):
     model = None
     clock = None
 
-    def __init__(
-        self,
-        *,
-        penalty: float | None = None,
-        degree: int = 1,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.penalty = penalty
-        self.degree = degree
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    penalty: float | None = None
 
 
-class Shrunk(Personalised):
+@parameters
+class Shrunk(Personalised, Products):
     """A linear model for every client, drawn towards a common one as far as clients are alike.
 
     Parameters
@@ -69,23 +59,11 @@ class Shrunk(Personalised):
     model = None
     clock = None
 
-    def __init__(
-        self,
-        *,
-        spread: Literal["intercept", "same", "diagonal", "full"] | None = None,
-        degree: int = 1,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.spread = spread
-        self.degree = degree
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    spread: Literal["intercept", "same", "diagonal", "full"] | None = None
 
 
-class Representation(Personalised):
+@parameters
+class Representation(Personalised, Products):
     """A linear model for every client that differs from a common one in a few directions, the same for all.
 
     Parameters
@@ -105,17 +83,4 @@ class Representation(Personalised):
     model = None
     clock = None
 
-    def __init__(
-        self,
-        *,
-        rank: int | None = None,
-        degree: int = 1,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.rank = rank
-        self.degree = degree
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    rank: int | None = None

@@ -19,14 +19,16 @@ from coterie.estimators.mixed_regression import MixedRegression
 from coterie.estimators.parameters import parameters_of
 from coterie.estimators.personal import Personalised
 from coterie.models import Model
-from coterie.runs import load_mixture, load_personal, load_run, read_options
+from coterie.runs import load_run
 
 __all__ = ["load"]
 
-_KINDS: dict[str, type[Federated]] = {kind.method: kind for kind in (IFCA, MixedRegression, FedAvg)}
-_PERSONAL: dict[str, type[Personalised]] = {
-    kind.method: kind for kind in (FedRep, LGFedAvg, MAML, Local, Shrunk, Representation)
-}
+_ESTIMATORS: dict[str, type[Any]] = {
+    kind.method: kind
+    for kind in (
+        IFCA, MixedRegression, FedAvg, FedRep, LGFedAvg, MAML, Local, Shrunk, Representation, FederatedMixture,
+    )
+}  # fmt: skip
 
 
 def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Federated | FederatedMixture | Personalised:
@@ -39,19 +41,8 @@ def load(folder: str | Path, *, model: nn.Module | Model | None = None) -> Feder
     model : nn.Module, optional
         The network that was trained, when it was your own.
     """
-    method = read_options(Path(folder)).method
-    if method in _PERSONAL:
-        trained = load_personal(Path(folder), module=model)
-        personal: Personalised = _made(_PERSONAL[method], trained.options, model)
-        personal._restore(trained)
-        return personal
-    if method == "mixture":
-        found = load_mixture(Path(folder))
-        mixture = FederatedMixture(**parameters_of(FederatedMixture, found.options))
-        mixture._restore(found)
-        return mixture
     run = load_run(Path(folder), module=model)
-    made: Federated = _made(_KINDS[run.options.method], run.options, model)
+    made: Federated | FederatedMixture | Personalised = _made(_ESTIMATORS[run.options.method], run.options, model)
     made._restore(run)
     return made
 

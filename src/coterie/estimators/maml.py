@@ -3,16 +3,14 @@
 
 from typing import ClassVar, Literal
 
-from torch import nn
-
+from coterie.estimators.groups import Networks, Rounds, Stages, parameters
 from coterie.estimators.personal import Personalised
-from coterie.models import Model
-from coterie.participation import Clock
 
 __all__ = ["MAML"]
 
 
-class MAML(Personalised):
+@parameters
+class MAML(Personalised, Stages, Rounds, Networks):
     """One model for all, trained to be good after a step of each client's own (Per-FedAvg).
 
     Parameters
@@ -60,65 +58,7 @@ class MAML(Personalised):
 
     method: ClassVar[str] = "maml"
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module | Model | None = None,
-        hidden: tuple[int, ...] = (),
-        degree: int = 1,
-        intercept: bool = True,
-        l2: float = 0.0,
-        rounds: int = 100,
-        step_size: float | None = None,
-        batch_size: int | None = None,
-        alpha: float | None = None,
-        hessian: Literal["free", "first-order"] = "free",
-        delta: float = 1e-3,
-        tune_steps: int = 1,
-        body_epochs: int = 5,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        weighting: Literal["clients", "rows"] = "clients",
-        tol: float = 0.0,
-        stragglers: Literal["none", "srpfl"] = "none",
-        n0: int | None = None,
-        stages: Literal["fixed", "theory", "adaptive"] = "fixed",
-        stage_rounds: int = 10,
-        contraction: float = 0.25,
-        clock: str | Clock | None = None,
-        sigma: float = 1.0,
-        trace: str | None = None,
-        communication: float = 0.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.model = model
-        self.hidden = hidden
-        self.degree = degree
-        self.intercept = intercept
-        self.l2 = l2
-        self.rounds = rounds
-        self.step_size = step_size
-        self.batch_size = batch_size
-        self.alpha = alpha
-        self.hessian = hessian
-        self.delta = delta
-        self.tune_steps = tune_steps
-        self.body_epochs = body_epochs
-        self.decay = decay
-        self.participation = participation
-        self.weighting = weighting
-        self.tol = tol
-        self.stragglers = stragglers
-        self.n0 = n0
-        self.stages = stages
-        self.stage_rounds = stage_rounds
-        self.contraction = contraction
-        self.clock = clock
-        self.sigma = sigma
-        self.trace = trace
-        self.communication = communication
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    alpha: float | None = None
+    hessian: Literal["free", "first-order"] = "free"
+    delta: float = 1e-3
+    tune_steps: int = 1

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed regression from any start as an estimator."""
 
+from dataclasses import field
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from coterie.estimators.federated import Federated
-from coterie.fitting import Descended
+from coterie.estimators.groups import Groups, Products, Rounds, Steps, parameters
+from coterie.methods.cluster_models import Descended
 
 __all__ = ["MixedRegression"]
 
 
-class MixedRegression(Federated):
+@parameters
+class MixedRegression(Federated, Groups, Rounds, Steps, Products):
     """Clients follow one of a few linear regressions: find these from any start (papers 000 and 002).
 
     Phase 1, moment descent, leads the models of a few clients, the anchors, to those of their groups. Phase 2 assigns all
@@ -65,96 +66,26 @@ class MixedRegression(Federated):
 
     method: ClassVar[str] = "moment-descent"
 
-    def __init__(
-        self,
-        n_clusters: int | None = None,
-        *,
-        degree: int = 1,
-        intercept: bool = True,
-        l2: float = 0.0,
-        iterations: int = 5,
-        estimator: Literal["pairs", "halves", "two"] = "pairs",
-        subspace: Literal["range", "orthogonal"] = "range",
-        exchanges: int = 3,
-        oversampling: int = 8,
-        step: Literal["curvature", "plain"] = "curvature",
-        descent_step_size: float = 1.0,
-        anchors: int | None = None,
-        min_rows: int | None = None,
-        further: bool = True,
-        swaps: bool = True,
-        delta: float = 0.0,
-        eps: float = 0.05,
-        max_clusters: int | None = None,
-        noise: float = 0.0,
-        descent_resample: int = 0,
-        start: Tensor | None = None,
-        rounds: int = 100,
-        step_size: float | None = None,
-        local_steps: int = 10,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        momentum: float = 0.0,
-        proximal: float = 0.0,
-        exact: bool = False,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        weighting: Literal["clients", "rows"] = "rows",
-        averaging: Literal["model", "gradient"] = "model",
-        average_over: Literal["cluster", "everyone"] = "cluster",
-        shared_layers: tuple[str, ...] = (),
-        soft: bool = False,
-        temperature: float | None = None,
-        patience: int = 5,
-        resample: int = 0,
-        tol: float = 0.0,
-        standardise: bool = True,
-        baselines: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.degree = degree
-        self.intercept = intercept
-        self.l2 = l2
-        self.iterations = iterations
-        self.estimator = estimator
-        self.subspace = subspace
-        self.exchanges = exchanges
-        self.oversampling = oversampling
-        self.step = step
-        self.descent_step_size = descent_step_size
-        self.anchors = anchors
-        self.min_rows = min_rows
-        self.further = further
-        self.swaps = swaps
-        self.delta = delta
-        self.eps = eps
-        self.max_clusters = max_clusters
-        self.noise = noise
-        self.descent_resample = descent_resample
-        self.start = start
-        self.rounds = rounds
-        self.step_size = step_size
-        self.local_steps = local_steps
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.proximal = proximal
-        self.exact = exact
-        self.decay = decay
-        self.participation = participation
-        self.weighting = weighting
-        self.averaging = averaging
-        self.average_over = average_over
-        self.shared_layers = shared_layers
-        self.soft = soft
-        self.temperature = temperature
-        self.patience = patience
-        self.resample = resample
-        self.tol = tol
-        self.standardise = standardise
-        self.baselines = baselines
-        self.random_state = random_state
+    n_clusters: int | None = field(default=None, kw_only=False)
+    intercept: bool = True
+    l2: float = 0.0
+    iterations: int = 5
+    estimator: Literal["pairs", "halves", "two"] = "pairs"
+    subspace: Literal["range", "orthogonal"] = "range"
+    exchanges: int = 3
+    oversampling: int = 8
+    step: Literal["curvature", "plain"] = "curvature"
+    descent_step_size: float = 1.0
+    anchors: int | None = None
+    min_rows: int | None = None
+    further: bool = True
+    swaps: bool = True
+    delta: float = 0.0
+    eps: float = 0.05
+    max_clusters: int | None = None
+    noise: float = 0.0
+    descent_resample: int = 0
+    weighting: Literal["clients", "rows"] = "rows"
 
     def _know_descent(self, found: Descended | None) -> None:
         self.n_clusters_ = len(self.theta_)

@@ -11,7 +11,6 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor, nn
 
 from coterie.algorithms.preparation import Scaling
-from coterie.baselines import target_variance
 from coterie.config import FitOptions
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
@@ -19,12 +18,13 @@ from coterie.errors import DataError
 from coterie.estimators.parameters import options_of
 from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
 from coterie.evaluate import Measured
+from coterie.methods.base import Fitted
+from coterie.methods.baselines import target_variance
+from coterie.methods.fit import fit
+from coterie.methods.personal.model import Adopted, Personal
+from coterie.methods.session import Watch
 from coterie.models import Model
 from coterie.participation import Clock
-from coterie.personal.model import Adopted, Personal
-from coterie.personal.run import FittedPersonal, fit_personal
-from coterie.phases import Watch
-from coterie.runs import LoadedPersonal
 
 __all__ = ["Personalised"]
 
@@ -51,8 +51,8 @@ class Personalised(BaseEstimator):  # type: ignore[misc]
         """
         data = as_clients(clients, y, groups)
         clock = None if isinstance(self.clock, str) else self.clock
-        fitted = fit_personal(data, self._options(), module=self.model, clock=clock, watch=watch)
-        self.fitted_, self.history_, self.spread_ = fitted, fitted.rounds, fitted.spread
+        fitted = fit(data, self._options(), module=self.model, clock=clock, watch=watch)
+        self.fitted_, self.history_, self.spread_ = fitted, fitted.rounds, fitted.extra["spread"]
         self._know(fitted)
         self.classes_ = classes_of(self.schema_, y)
         for said in fitted.warnings:
@@ -126,15 +126,16 @@ class Personalised(BaseEstimator):  # type: ignore[misc]
         said = self.clock if isinstance(self.clock, str) else None
         return options_of(self, self.method, clock=said)  # a clock of one's own has no word
 
-    def _restore(self, run: LoadedPersonal) -> None:
+    def _restore(self, run: Fitted) -> None:
         """Become what a finished run has fitted."""
         self._know(run)
         self.classes_ = classes_of(run.schema, None)
 
-    def _know(self, found: FittedPersonal | LoadedPersonal) -> None:
-        self.personal_, self.scaling_, self.schema_ = found.personal, found.scaling, found.schema
-        self.client_names_, self.theta_ = found.personal.names, found.personal.theta
-        self.scores_ = {score.method: score for score in found.scores}
+    def _know(self, fitted: Fitted) -> None:
+        found: Personal = fitted.models
+        self.personal_, self.scaling_, self.schema_ = found, found.scaling, fitted.schema
+        self.client_names_, self.theta_ = found.names, found.theta
+        self.scores_ = {score.method: score for score in fitted.scores}
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "personal_"):

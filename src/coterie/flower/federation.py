@@ -22,9 +22,7 @@ from coterie.flower.connection import Connection, environment, tool
 from coterie.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.flower.shares import Share, deal
 
-__all__ = ["FOLDER", "Federation", "down", "find", "process_of", "restart", "up"]
-
-FOLDER = Path(".coterie-flower")
+__all__ = ["Federation", "down", "find", "process_of", "restart", "up"]
 
 _LINK = "superlink"
 _TAKEN = "SuperNode ID: "  # what a node says when the SuperLink has taken it
@@ -112,7 +110,7 @@ def up(
     data: str | Path,
     client: str | None = None,
     target: str | None = None,
-    folder: Path = FOLDER,
+    folder: Path,
     tls: bool = False,
     patience: float = 90.0,
 ) -> Federation:
@@ -154,7 +152,7 @@ def up(
     return made
 
 
-def find(folder: Path = FOLDER) -> Federation:
+def find(folder: Path) -> Federation:
     """Read what was started."""
     path = folder.absolute() / "federation.json"
     try:
@@ -169,7 +167,7 @@ def find(folder: Path = FOLDER) -> Federation:
         raise RunError(f"{path} cannot be read", "stop the processes that it names by hand, and remove it") from None
 
 
-def down(folder: Path = FOLDER) -> list[str]:
+def down(folder: Path) -> list[str]:
     """Stop what `up` has started from this folder, and forget it.  -> names of what was running
 
     The shares are removed. Logs stay, and so does what clients keep: a run may be continued when nodes are up again.

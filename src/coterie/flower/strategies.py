@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor, nn
+from torch import nn
 
 import coterie.catalogue  # noqa: F401  registers all steps
 from coterie.config import FitOptions, options
@@ -19,11 +19,11 @@ from coterie.data.clients import Clients
 from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.connect import connect
 from coterie.errors import ConfigError
-from coterie.fit_runs import fit_any, fit_run
-from coterie.fitting import Fitted, Watch
-from coterie.mixture.run import FittedMixture
-from coterie.model_folder import named_parameters
-from coterie.runs import AnyFitted
+from coterie.fit_runs import fit_run
+from coterie.methods.base import Fitted
+from coterie.methods.fit import fit
+from coterie.methods.registry import METHODS
+from coterie.methods.session import Watch
 
 __all__ = ["CoterieStrategy"]
 
@@ -45,7 +45,7 @@ class CoterieStrategy(Strategy):
     ----------
     options : FitOptions
         What is fitted, and how.
-    fitted_ : Fitted, FittedMixture or FittedPersonal
+    fitted_ : Fitted
         All that came of it: models, labels, scores, rounds.
     more_ : dict
         What only a demo can know.
@@ -61,14 +61,14 @@ class CoterieStrategy(Strategy):
         self.modules = dict(module or {})
         if len(self.modules) > 1:
             raise ConfigError(f"{len(self.modules)} modules are given, and one is fitted", "give one module")
-        self.fitted_: AnyFitted | None = None
+        self.fitted_: Fitted | None = None
         self.more_: dict[str, Any] = {}
 
     def summary(self) -> None:
         """Say what is going to be done."""
         chosen = self.options
         log(INFO, "\t├──> method: %s, seed %s", chosen.method, chosen.seed)
-        log(INFO, "\t└──> rounds: %s", _rounds(chosen))
+        log(INFO, "\t└──> rounds: %s", getattr(chosen, _group(chosen)).rounds)
 
     def start(  # type: ignore[override]  # models begin as the method says, so there are no initial arrays
         self,
@@ -111,7 +111,7 @@ class CoterieStrategy(Strategy):
         clients = _clients(grid, chosen, name, nodes=nodes, timeout=timeout, modules=self.modules)
         module = next(iter(self.modules.values()), None)
         if folder is None:
-            self.fitted_ = fit_any(clients, chosen, watch=watch, module=module)
+            self.fitted_ = fit(clients, chosen, watch=watch, module=module)
         else:
 
             def note(left_out: list[str]) -> None:
@@ -164,28 +164,19 @@ def _clients(grid: Grid, chosen: FitOptions, name: str, **how: Any) -> Clients:
     return connect(grid, run=name, test_size=data.test_size, new_clients=data.new_clients, seed=chosen.seed, **how)
 
 
-def _rounds(chosen: FitOptions) -> int:
-    return chosen.mixture.rounds if chosen.method == "mixture" else chosen.training.rounds
+def _group(chosen: FitOptions) -> str:
+    """The options that count a method's rounds."""
+    return METHODS[chosen.method].rounds if chosen.method in METHODS else "training"
 
 
 def _with_rounds(chosen: FitOptions, rounds: int) -> FitOptions:
-    group = "mixture" if chosen.method == "mixture" else "training"
+    group = _group(chosen)
     return options({**chosen.model_dump(), group: {**getattr(chosen, group).model_dump(), "rounds": rounds}})
 
 
-def _result(fitted: AnyFitted) -> Result:
+def _result(fitted: Fitted) -> Result:
     told = [done for done in fitted.rounds if isinstance(done.info.get("loss"), float)]
     metrics = {
         i + 1: MetricRecord({"loss": done.info["loss"], "clients": done.participants}) for i, done in enumerate(told)
     }
-    return Result(ArrayRecord(_arrays(fitted)), metrics)
-
-
-def _arrays(fitted: AnyFitted) -> dict[str, Tensor]:
-    """What all share: the clusters' models, the centre of mixtures, the common part of personal models."""
-    if isinstance(fitted, Fitted):
-        models = [named_parameters(fitted.model, theta) for theta in fitted.theta]
-        return {f"{k}/{name}": value.contiguous() for k, model in enumerate(models) for name, value in model.items()}
-    if isinstance(fitted, FittedMixture):
-        return {"centre": fitted.mixtures.fit.centre}
-    return {"theta": fitted.personal.theta}
+    return Result(ArrayRecord(fitted.models.arrays()), metrics)

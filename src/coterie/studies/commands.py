@@ -5,18 +5,17 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.table import Table
 
 from coterie.errors import ConfigError
-from coterie.studies import ifca_rotated as rotated
-from coterie.studies import ifca_synthetic as synthetic
-from coterie.studies import rotated_tasks as tasks
+from coterie.studies.choices import VARIABLE
 from coterie.studies.common import Column, Outcome, Tell, console, named, numbers, progress, show
-from coterie.studies.ledger import VARIABLE
-from coterie.studies.rotated_settings import INITS, METHODS, Settings, Task
+
+if TYPE_CHECKING:
+    from coterie.studies.rotated_settings import Settings, Task
 
 __all__ = ["app"]
 
@@ -59,7 +58,7 @@ def list_studies(context: typer.Context, as_json: Json = False) -> None:
     console().print(table, "\nRun one with `coterie study NAME`; `--quick` takes less than a minute.")
 
 
-@app.command(synthetic.NAME)
+@app.command("ifca-synthetic")
 def ifca_synthetic(
     panel: Annotated[str, typer.Option(help="Panel of Figure 2: a, b, c or d.")] = "a",
     preset: Annotated[
@@ -84,6 +83,8 @@ def ifca_synthetic(
     as_json: Json = False,
 ) -> None:
     """Figure 2 of IFCA: how often starts find planted linear models."""
+    from coterie.studies import ifca_synthetic as synthetic
+
     given: dict[str, Any] = {"preset": preset, "trials": trials, "starts": starts, "rounds": rounds, "dtype": dtype}
     given |= {"init": named("--init", init, synthetic.INITS), "jobs": jobs}
     given |= {name: numbers(f"--{name}", text, float) for name, text in (("r", r), ("sigma", sigma), ("steps", steps))}
@@ -114,6 +115,8 @@ def ifca_rotated_mnist(
     as_json: Json = False,
 ) -> None:
     """Table 1 of IFCA: four rotations of MNIST, against one model for all and one each."""
+    from coterie.studies import rotated_tasks as tasks
+
     given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
     given |= {"step_size": step_size, "local_steps": local_steps, "pixels": pixels}
     given |= {"evaluate_every": evaluate_every, "seeds": seeds}
@@ -137,6 +140,8 @@ def ifca_rotated_digits(
     as_json: Json = False,
 ) -> None:
     """The demo: the same on scikit-learn's digits, 144 clients, in some seconds."""
+    from coterie.studies import rotated_tasks as tasks
+
     given = {"rounds": rounds, "evaluate_every": evaluate_every, "seeds": seeds}
     settings = _rotated(tasks.DIGITS_QUICK if quick else tasks.DIGITS_DEMO, given, methods, init, seed)
     _run_rotated(tasks.DIGITS, [settings], checkpoint, as_json)
@@ -163,6 +168,8 @@ def ifca_rotated_cifar(
     as_json: Json = False,
 ) -> None:
     """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, days of one core)."""
+    from coterie.studies import rotated_tasks as tasks
+
     given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
     given |= {"step_size": step_size, "local_steps": local_steps}
     given |= {"batch_size": batch_size, "participation": participation}
@@ -171,12 +178,16 @@ def ifca_rotated_cifar(
     _run_rotated(tasks.CIFAR, [settings], checkpoint, as_json)
 
 
-def _rotated(base: Settings, given: dict[str, Any], methods: str | None, init: str | None, seed: int) -> Settings:
+def _rotated(base: "Settings", given: dict[str, Any], methods: str | None, init: str | None, seed: int) -> "Settings":
+    from coterie.studies.rotated_settings import INITS, METHODS
+
     given |= {"methods": named("--methods", methods, METHODS), "init": named("--init", init, INITS)}
     return replace(base, seed=seed, **stated(given))
 
 
-def _run_rotated(task: Task, sizes: list[Settings], checkpoint: Path | None, as_json: bool) -> None:
+def _run_rotated(task: "Task", sizes: "list[Settings]", checkpoint: Path | None, as_json: bool) -> None:
+    from coterie.studies import ifca_rotated as rotated
+
     with progress() as tell:
         outcome = rotated.run(task, sizes, tell, checkpoint)
     show(outcome, rotated.COLUMNS, caption=rotated.CAPTION, as_json=as_json)

@@ -7,14 +7,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from coterie.errors import ConfigError
-from coterie.protocol import Algorithm, Save
+
+if TYPE_CHECKING:
+    from coterie.protocol import Algorithm, Save
 
 __all__ = [
     "Column",
@@ -75,8 +77,10 @@ def json_safe(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def seen(algorithm: Algorithm, see: Callable[[Save], tuple[Save, bool]]) -> Algorithm:
+def seen(algorithm: "Algorithm", see: "Callable[[Save], tuple[Save, bool]]") -> "Algorithm":
     """Pass an algorithm's questions on; `see` may change what it saves, and says whether to go on after that."""
+    from coterie.protocol import Save
+
     replies = None
     while True:
         try:

@@ -15,7 +15,7 @@ from coterie.data.images import Rotated, digits, rotated
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Column, Schema
 from coterie.evaluate import adjusted_rand
-from coterie.fitting import Fitted
+from coterie.methods.cluster_models import ClusterModels
 
 __all__ = ["NAME", "demo_clients", "demo_options", "demo_results", "write_demo_rows"]
 
@@ -65,9 +65,9 @@ def write_demo_rows(path: Path, seed: int) -> None:
     pq.write_table(pa.concat_tables(parts), path)
 
 
-def demo_results(seed: int, fitted: Fitted) -> dict[str, Any]:
+def demo_results(seed: int, found: ClusterModels) -> dict[str, Any]:
     """How well the groups were found, which nobody but the demo can know."""
-    return {"adjusted_rand": adjusted_rand(fitted.placed.label, _rotated(seed).truth)}
+    return {"adjusted_rand": adjusted_rand(found.placed.label, _rotated(seed).truth)}
 
 
 def _rotated(seed: int) -> Rotated:

@@ -18,10 +18,10 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic import TypeAdapter
 
 from coterie.engines.checkpoint import replace_file
+from coterie.studies.choices import VARIABLE
 
 __all__ = ["VARIABLE", "Ledger"]
 
-VARIABLE = "COTERIE_CHECKPOINT"
 _OF_NO_MATTER = {"jobs"}  # fields of settings that change no result
 
 Task = TypeVar("Task")

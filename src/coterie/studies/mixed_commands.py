@@ -6,26 +6,23 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.studies import mixed_ablation as ablation
-from coterie.studies import mixed_methods as mixed
-from coterie.studies import mixed_regression as regression
-from coterie.studies import mixed_scaling as scaling
+from coterie.studies.choices import FACTORS, MIXED_METHODS, MIXED_PAPER, VARIANTS
 from coterie.studies.commands import Jobs, Json, Quick, Rounds, Seed, Seeds, StepSize, app, run_study, some_of, stated
 from coterie.studies.common import named, numbers
 
 __all__ = ["app"]
 
-Methods = Annotated[str | None, some_of(mixed.METHODS, "; all by default")]
+Methods = Annotated[str | None, some_of(MIXED_METHODS, "; all by default")]
 
 
-@app.command(regression.NAME)
+@app.command("mixed-regression")
 def mixed_regression(
     setting: Annotated[
         str, typer.Option(help="c1 (equal clients), c2 (unequal clients) or c3 (unequal clusters too) of appendix C.")
     ] = "c1",
     preset: Annotated[
         str,
-        typer.Option(help=f"Phases as here (default), or as in the paper's experiments ({mixed.PAPER})."),
+        typer.Option(help=f"Phases as here (default), or as in the paper's experiments ({MIXED_PAPER})."),
     ] = "default",
     features: Annotated[str | None, typer.Option(help="Law of features: normal, rademacher, uniform, laplace.")] = None,
     covariance: Annotated[str | None, typer.Option(help="Of features: the same in all clusters, or differs.")] = None,
@@ -55,10 +52,12 @@ def mixed_regression(
     as_json: Json = False,
 ) -> None:
     """Moment descent on planted linear models, against IFCA, one-shot clustering, one model for all and the oracle."""
+    from coterie.studies import mixed_regression as regression
+
     base = regression.settings(setting, preset, quick=quick)
     steps = numbers("--local-steps", local_steps, int) or (regression.LEFT_PANELS if curves else None)
     how: dict[str, Any] = {
-        "methods": named("--methods", methods, mixed.METHODS),
+        "methods": named("--methods", methods, MIXED_METHODS),
         "rounds": rounds,
         "local_steps": steps,
     }
@@ -69,9 +68,9 @@ def mixed_regression(
     run_study(regression, base, given, as_json)
 
 
-@app.command(scaling.NAME)
+@app.command("mixed-regression-scaling")
 def mixed_regression_scaling(
-    factors: Annotated[str | None, some_of(scaling.FACTORS, "; all by default")] = None,
+    factors: Annotated[str | None, some_of(FACTORS, "; all by default")] = None,
     methods: Methods = None,
     jobs: Jobs = None,
     seed: Seed = 0,
@@ -80,17 +79,19 @@ def mixed_regression_scaling(
     as_json: Json = False,
 ) -> None:
     """The same against the numbers of clients, rows, features and clusters, noise, covariance, law and private anchors."""
-    base = scaling.settings(named("--factors", factors, tuple(scaling.FACTORS)), quick=quick)
-    given = {"methods": named("--methods", methods, mixed.METHODS), "seed": seed, "seeds": seeds, "jobs": jobs}
+    from coterie.studies import mixed_scaling as scaling
+
+    base = scaling.settings(named("--factors", factors, FACTORS), quick=quick)
+    given = {"methods": named("--methods", methods, MIXED_METHODS), "seed": seed, "seeds": seeds, "jobs": jobs}
     run_study(scaling, base, given, as_json)
 
 
-@app.command(ablation.NAME)
+@app.command("mixed-regression-ablation")
 def mixed_regression_ablation(
     settings: Annotated[
         str | None, typer.Option(help="Comma-separated, of c1, c2 and c3 of appendix C; all by default.")
     ] = None,
-    variants: Annotated[str | None, some_of(ablation.VARIANTS, "; all by default")] = None,
+    variants: Annotated[str | None, some_of(VARIANTS, "; all by default")] = None,
     methods: Methods = None,
     rounds: Rounds = None,
     jobs: Jobs = None,
@@ -100,7 +101,10 @@ def mixed_regression_ablation(
     as_json: Json = False,
 ) -> None:
     """Moment descent without each of what is added to the paper here, and as the paper has it."""
+    from coterie.studies import mixed_ablation as ablation
+    from coterie.studies import mixed_regression as regression
+
     given: dict[str, Any] = {"settings": named("--settings", settings, tuple(regression.SETTINGS)), "rounds": rounds}
-    given |= {"variants": named("--variants", variants, tuple(ablation.VARIANTS)), "seeds": seeds, "jobs": jobs}
-    given |= {"methods": named("--methods", methods, mixed.METHODS), "seed": seed}
+    given |= {"variants": named("--variants", variants, VARIANTS), "seeds": seeds, "jobs": jobs}
+    given |= {"methods": named("--methods", methods, MIXED_METHODS), "seed": seed}
     run_study(ablation, ablation.settings(quick=quick), given, as_json)

@@ -179,3 +179,4 @@ FASHION = MixtureTask(
         }
     ),
 )
+TASKS = {task.name: task for task in (PENDIGITS, MNIST, FASHION)}

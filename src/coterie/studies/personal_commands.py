@@ -5,9 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.studies import srpfl_images as images
-from coterie.studies import srpfl_linear as linear
-from coterie.studies import srpfl_speedup as speedup
+from coterie.studies.choices import DATASETS, IMAGE_METHODS, LINEAR_METHODS, SPEEDS
 from coterie.studies.commands import Clients, Jobs, Json, Quick, Rounds, Rows, Seed, Seeds, StepSize, run_study, some_of
 from coterie.studies.common import named, numbers, one_of
 from coterie.studies.mixture_commands import app
@@ -17,7 +15,7 @@ __all__ = ["app"]
 Communication = Annotated[float | None, typer.Option(help="Virtual seconds of every exchange.")]
 
 
-@app.command(linear.NAME)
+@app.command("srpfl-linear")
 def srpfl_linear(
     clients: Clients = None,
     rows: Annotated[int | None, typer.Option(help="Rows of each client.")] = None,
@@ -32,9 +30,9 @@ def srpfl_linear(
         str | None, typer.Option(help="When a stage is over: fixed (rounds), theory (Lemma B.1) or adaptive.")
     ] = None,
     stage_rounds: Annotated[int | None, typer.Option(help="Rounds of each of SRPFL's fixed stages.")] = None,
-    speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(linear.SPEEDS)}.")] = None,
+    speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(SPEEDS)}.")] = None,
     communication: Communication = None,
-    methods: Annotated[str | None, some_of(linear.METHODS)] = None,
+    methods: Annotated[str | None, some_of(LINEAR_METHODS)] = None,
     jobs: Jobs = None,
     seed: Seed = 0,
     seeds: Seeds = None,
@@ -42,14 +40,16 @@ def srpfl_linear(
     as_json: Json = False,
 ) -> None:
     """Algorithm 2 of SRPFL on planted linear representations: distance by round and by virtual time, against FedRep."""
+    from coterie.studies import srpfl_linear as linear
+
     given: dict[str, Any] = {"clients": clients, "rows": rows, "features": features, "rank": rank, "noise": noise}
     given |= {"batch_size": batch_size, "step_size": step_size, "rounds": rounds, "first": first}
     given |= {"stages": stages, "stage_rounds": stage_rounds, "speeds": speeds, "communication": communication}
-    given |= {"methods": named("--methods", methods, linear.METHODS), "jobs": jobs, "seed": seed, "seeds": seeds}
+    given |= {"methods": named("--methods", methods, LINEAR_METHODS), "jobs": jobs, "seed": seed, "seeds": seeds}
     run_study(linear, linear.settings(quick=quick), given, as_json)
 
 
-@app.command(speedup.NAME)
+@app.command("srpfl-speedup")
 def srpfl_speedup(
     clients: Annotated[
         str | None, typer.Option(help="Numbers of clients, comma-separated: the first stage's times powers of two.")
@@ -73,6 +73,8 @@ def srpfl_speedup(
     as_json: Json = False,
 ) -> None:
     """Theorem 4.6 of SRPFL: time to accuracy over that of FedRep, from 16 to 8,192 clients, against 1 / log N."""
+    from coterie.studies import srpfl_speedup as speedup
+
     given: dict[str, Any] = {"clients": numbers("--clients", clients, int), "c_hat": numbers("--c-hat", c_hat, float)}
     given |= {"communication": numbers("--communication", communication, float), "first": first}
     given |= {"contraction": contraction, "trained": numbers("--trained", trained, int), "features": features}
@@ -80,14 +82,14 @@ def srpfl_speedup(
     run_study(speedup, speedup.settings(quick=quick), given, as_json)
 
 
-@app.command(images.NAME)
+@app.command("srpfl-images")
 def srpfl_images(
-    dataset: Annotated[str, typer.Option(help=f"Whose images: {', '.join(images.DATASETS)}.")] = "mnist",
+    dataset: Annotated[str, typer.Option(help=f"Whose images: {', '.join(DATASETS)}.")] = "mnist",
     preset: Annotated[
         str, typer.Option(help="paper: what its text says; authors: what their published scripts say.")
     ] = "paper",
     shards: Annotated[int | None, typer.Option(help="Classes of each client.")] = None,
-    speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(images.SPEEDS)}.")] = None,
+    speeds: Annotated[str | None, typer.Option(help=f"Of clients: {' or '.join(SPEEDS)}.")] = None,
     participation: Annotated[
         float | None, typer.Option(help="Share of the clients that are drawn for a round.")
     ] = None,
@@ -103,7 +105,7 @@ def srpfl_images(
     first: Annotated[int | None, typer.Option(help="Clients of the first stage.")] = None,
     stage_rounds: Annotated[int | None, typer.Option(help="Rounds of each stage.")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two test accuracies.")] = None,
-    methods: Annotated[str | None, some_of(images.METHODS, "; all by default")] = None,
+    methods: Annotated[str | None, some_of(IMAGE_METHODS, "; all by default")] = None,
     curves: Annotated[
         bool, typer.Option("--curves", help="Add the accuracy by virtual time to the JSON document.")
     ] = False,
@@ -114,10 +116,12 @@ def srpfl_images(
     as_json: Json = False,
 ) -> None:
     """Figure 3 of SRPFL: personal models of images with stragglers, nine methods, accuracy and virtual time."""
-    one_of("--dataset", dataset, tuple(images.DATASETS))
+    from coterie.studies import srpfl_images as images
+
+    one_of("--dataset", dataset, DATASETS)
     given: dict[str, Any] = {"shards": shards, "speeds": speeds, "participation": participation, "clients": clients}
     given |= {"communication": communication, "rows": rows, "rounds": rounds, "step_size": step_size}
     given |= {"epochs": epochs, "head_epochs": head_epochs, "first": first, "stage_rounds": stage_rounds}
-    given |= {"evaluate_every": evaluate_every, "methods": named("--methods", methods, images.METHODS)}
+    given |= {"evaluate_every": evaluate_every, "methods": named("--methods", methods, IMAGE_METHODS)}
     given |= {"curves": curves, "jobs": jobs, "seed": seed, "seeds": seeds}
     run_study(images, images.settings(dataset, preset=preset, quick=quick), given, as_json)

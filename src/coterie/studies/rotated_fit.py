@@ -21,7 +21,7 @@ from coterie.algorithms import fedavg, ifca
 from coterie.data.images import Rotated
 from coterie.engines.in_process import InProcess, Round
 from coterie.evaluate import adjusted_rand
-from coterie.fitting import measured_models, placed
+from coterie.methods.baselines import measured_models, placed
 from coterie.models import Model
 from coterie.participation import Sampled
 from coterie.protocol import Algorithm, Save

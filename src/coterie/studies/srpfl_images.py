@@ -28,9 +28,9 @@ from coterie.data.holdings import Partition
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, measure_ask
 from coterie.local import Training
+from coterie.methods.personal.measure import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
 from coterie.models import Part, last_layers, layer_names, split
 from coterie.participation import turn_out
-from coterie.personal.measure import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
 from coterie.protocol import Algorithm, Ask, Replies, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
 from coterie.studies.parallel import side_by_side

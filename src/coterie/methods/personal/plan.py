@@ -12,12 +12,14 @@ from coterie.algorithms import averaging, srpfl
 from coterie.algorithms.fedrep import fedrep, first_model
 from coterie.algorithms.lg_fedavg import lg_fedavg
 from coterie.algorithms.maml import maml
-from coterie.config import FitOptions, PersonalOptions, TrainingOptions, first_given
+from coterie.config import FitOptions, PersonalOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.engines.in_process import Program
 from coterie.errors import ConfigError, DataError
 from coterie.local import Training
+from coterie.methods.personal.measure import Fit, personal_start
+from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense, Model, first_layers, last_layers, layer_names, split
 from coterie.participation import (
     Clock,
@@ -31,8 +33,6 @@ from coterie.participation import (
     Trace,
     VirtualClock,
 )
-from coterie.personal.measure import Fit, personal_start
-from coterie.phases import Phases, Prepared, model_for, prepare
 from coterie.protocol import Ask
 
 __all__ = ["Plan", "check_plan", "plan", "prepare_personal"]
@@ -43,12 +43,8 @@ _TITLES = {
     ("fedrep", "none"): "FedRep", ("fedrep", "srpfl"): "SRPFL",
     ("lg-fedavg", "none"): "LG-FedAvg", ("lg-fedavg", "srpfl"): "LG-SRPFL",
 }  # fmt: skip
-_STEPS = {"local_steps", "epochs", "exact"}
 _STAGES = {"n0", "stages", "stage_rounds", "contraction"}
 _TIMED = {"sigma", "trace", "communication"}
-_OWN = {
-    "fedrep": {"layers", "head_epochs"}, "lg-fedavg": {"layers"}, "maml": {"alpha", "hessian", "delta", "tune_steps"},
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,9 @@ class Plan:
     n_clients: int
 
 
-def prepare_personal(phases: Phases, clients: Clients, module: nn.Module | Model | None) -> Prepared:
+def prepare_personal(session: Session, clients: Clients, module: nn.Module | Model | None) -> Prepared:
     """Prepare, with local work that is counted in passes over small batches."""
-    made, options = prepare(phases, clients, module), phases.options
+    made, options = prepare(session, clients, module), session.options
     made = replace(made, training=_passes(options, options.personal.body_epochs))
     linear = isinstance(made.model, Dense) and made.model.is_linear
     if options.training.step_size is not None or linear or made.model.loss != "squared":
@@ -196,7 +192,7 @@ def check_plan(
 ) -> None:
     """Refuse what cannot work, before anything is written."""
     method, p, t = options.method, options.personal, options.training
-    _check_foreign(options)
+    _check_stages(p, options)
     if clients.schema.task == "none":
         raise DataError(f"{method} needs a target to learn", "name its column with --target, or pass y")
     model = model_for(clients, options, module)
@@ -225,21 +221,9 @@ def check_plan(
         Trace(Path(p.trace)).times(0, clients.train.keys, options.seed)
 
 
-def _check_foreign(options: FitOptions) -> None:
-    """Refuse options that would do nothing."""
-    method, p = options.method, options.personal
-    for group in ("clusters", "moments", "mixture", "prior"):
-        if name := first_given(options, group):
-            raise ConfigError(f"{group}.{name} is set, and {method} has no use for it", "leave it out")
-    if name := first_given(options, "training", set(TrainingOptions.model_fields) - _STEPS):
-        raise ConfigError(
-            f"training.{name} is set, and {method} counts its work in passes",
-            "give personal.body_epochs; training.batch_size says how many rows a step has",
-        )
+def _check_stages(p: PersonalOptions, options: FitOptions) -> None:
+    """Refuse options that need another one."""
     every = set(PersonalOptions.model_fields)
-    if name := first_given(options, "personal", every - set().union(*_OWN.values()) | _OWN[method]):
-        whose = " and ".join(one for one, own in _OWN.items() if name in own)
-        raise ConfigError(f"personal.{name} is set, and it is for {whose}", f"leave it out with --method {method}")
     if p.stragglers == "none" and (name := first_given(options, "personal", every - _STAGES)):
         raise ConfigError(
             f"personal.{name} is set, and there are no stages", "give --stragglers srpfl, or leave it out"

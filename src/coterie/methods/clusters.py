@@ -1,68 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From clients and options to fitted models: prepare, choose among starts, fit, compare with baselines, measure."""
+"""IFCA, moment descent, and FedAvg, which has one cluster: choose among starts, fit, place clients, measure."""
 
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coterie.algorithms import fedavg, ifca, moment_descent
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.moment_descent import Descent
-from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
-from coterie.baselines import Score, fedavg_program, measure, measured_models, placed
-from coterie.choosing import best_start, first_bound, number_of_clusters
-from coterie.config import PERSONAL, PRIOR, FitOptions, first_given
+from coterie.config import FitOptions
 from coterie.data.clients import Clients
-from coterie.data.schema import Schema
-from coterie.engines.in_process import Round
+from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Placed
+from coterie.methods.base import Fitted, Given
+from coterie.methods.baselines import fedavg_program, measure, placed
+from coterie.methods.choosing import best_start, first_bound, number_of_clusters
+from coterie.methods.cluster_models import ClusterModels, Descended
+from coterie.methods.session import Prepared, Session, has_closed_form, model_for, prepare
 from coterie.models import Dense, Model
-from coterie.phases import Phases, Prepared, Watch, has_closed_form, model_for, prepare
 from coterie.protocol import Algorithm
 
-__all__ = ["Descended", "Fitted", "Score", "Watch", "check_fit", "fit", "measured_models", "placed"]
-
-
-@dataclass(frozen=True)
-class Descended:
-    """What Phase 1 of moment descent left behind."""
-
-    anchors: np.ndarray  # [A] their names
-    theta: Tensor  # [A, P] their models
-    spectrum: Tensor  # [L] singular values that the last iteration saw
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """All that came of a fit."""
-
-    options: FitOptions
-    schema: Schema
-    model: Model
-    scaling: Scaling
-    theta: Tensor  # [K, P]
-    names: np.ndarray  # [M]
-    placed: Placed
-    scores: list[Score]
-    per_client: dict[str, Tensor]  # [M] each
-    rounds: list[Round]
-    seconds: float
-    chosen_run: int | None = None
-    warnings: list[str] = field(default_factory=list)
-    descended: Descended | None = None
-    counted: str | None = None  # how the number of clusters came about, when it was not given
-
-    @property
-    def metric(self) -> str:
-        """What scores count."""
-        return "accuracy" if self.model.loss == "cross_entropy" else "rmse"
+__all__ = ["check_clusters", "train_clusters"]
 
 
 @dataclass(frozen=True)
@@ -76,73 +38,42 @@ class _Trained:
     counted: str | None = None
 
 
-def fit(
-    clients: Clients,
-    options: FitOptions,
-    *,
-    module: nn.Module | Model | None = None,
-    start: Tensor | None = None,
-    folder: Path | None = None,
-    every: float = 2.0,
-    watch: Watch | None = None,
-) -> Fitted:
-    """Fit what the options say.
-
-    Parameters
-    ----------
-    clients : Clients
-        Training rows, and held-out ones where there are.
-    options : FitOptions
-        What to fit, and how.
-    module : nn.Module or Model, optional
-        The model, in place of the one that `options.model` describes.
-    start : Tensor, optional
-        Where to begin: [K, P] models for IFCA with `init="warm"`, [P] one model for moment descent.
-    folder : Path, optional
-        Where checkpoints are kept and found.
-    every : float
-        Seconds between checkpoints.
-    watch : callable, optional
-        Told of every round.
-    """
-    began = time.perf_counter()
-    check_fit(clients, options, module=module, start=start)
-    phases = Phases(options, folder, every, watch)
-    made = prepare(phases, clients, module)
+def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
+    """Prepare, train, place clients, and measure, beside baselines."""
+    options, made = session.options, prepare(session, clients, given.module)
     train = {"ifca": _train_ifca, "moment-descent": _train_moment_descent, "fedavg": _train_fedavg}[options.method]
-    done = train(phases, made, start)
+    done = train(session, made, given.start)
     found = placed(made.model, done.theta, made.rows)
-    scores, per_client = measure(phases, made, done.theta, found, _title(options, len(done.theta)))
-    warnings = _warnings(done.theta, found, options)
-    seconds = time.perf_counter() - began
+    scores, per_client = measure(session, made, done.theta, found, _title(options, len(done.theta)))
+    models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)
+    extra = {"chosen_run": done.chosen_run, "counted": done.counted}
     return Fitted(
-        options, clients.schema, made.model, made.scaling, done.theta, clients.names, found,
-        scores, per_client, done.rounds, seconds, done.chosen_run, warnings, done.descended, done.counted,
-    )  # fmt: skip
+        options, clients.schema, models, scores, per_client, done.rounds, _warnings(done.theta, found, options), extra
+    )
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
-def _train_fedavg(phases: Phases, made: Prepared, start: Tensor | None) -> _Trained:
-    rounds = phases.options.training.rounds
-    done = phases.run("fit", made.rows, [fedavg_program(phases, made)], fedavg.State, rounds)
+def _train_fedavg(session: Session, made: Prepared, start: Tensor | None) -> _Trained:
+    rounds = session.options.training.rounds
+    done = session.run("fit", made.rows, [fedavg_program(session, made)], fedavg.State, rounds)
     return _Trained(done.states[0].theta[None], done.rounds)
 
 
-def _train_ifca(phases: Phases, made: Prepared, start: Tensor | None) -> _Trained:
-    c = phases.options.clusters
+def _train_ifca(session: Session, made: Prepared, start: Tensor | None) -> _Trained:
+    c = session.options.clusters
     begin = Start(c.init, start, c.candidates, step_size=made.step_size)
     rounds: list[Round] = []
     winner = None
     if c.n_init > 1:
-        begin, winner, rounds = best_start(phases, made, lambda seed: _ifca(phases, made, begin, seed))
-    program = _ifca(phases, made, begin, phases.options.seed)
-    done = phases.run("fit", made.rows, [program], ifca.State, phases.options.training.rounds)
+        begin, winner, rounds = best_start(session, made, lambda seed: _ifca(session, made, begin, seed))
+    program = _ifca(session, made, begin, session.options.seed)
+    done = session.run("fit", made.rows, [program], ifca.State, session.options.training.rounds)
     last = 0 if winner is None else c.n_init  # the starts' rounds are kept, the final fit comes after them
     return _Trained(done.states[0].theta, rounds + [replace(r, run=last) for r in done.rounds], winner)
 
 
-def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
-    t, c, k = phases.options.training, phases.options.clusters, phases.options.n_clusters
+def _ifca(session: Session, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
+    t, c, k = session.options.training, session.options.clusters, session.options.n_clusters
     assert k is not None
     return partial(
         ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
@@ -152,13 +83,13 @@ def _ifca(phases: Phases, made: Prepared, begin: Start, seed: int) -> partial[Al
     )  # fmt: skip
 
 
-def _train_moment_descent(phases: Phases, made: Prepared, start: Tensor | None) -> _Trained:
-    t, m, k = phases.options.training, phases.options.moments, phases.options.clusters.n_clusters
-    program, how = partial(_mixed_regression, phases, made, start), None
+def _train_moment_descent(session: Session, made: Prepared, start: Tensor | None) -> _Trained:
+    t, m, k = session.options.training, session.options.moments, session.options.clusters.n_clusters
+    program, how = partial(_mixed_regression, session, made, start), None
     if k is None:
-        k, how = number_of_clusters(phases, made, program)
+        k, how = number_of_clusters(session, made, program)
     total = m.iterations + 1 + t.rounds  # the iterations, one round that groups anchors, and Phase 2
-    done = phases.run("fit", made.rows, [program(k, t.rounds)], moment_descent.State, total)
+    done = session.run("fit", made.rows, [program(k, t.rounds)], moment_descent.State, total)
     state: moment_descent.State = done.states[0]
     if not len(state.theta):
         raise DataError(
@@ -173,14 +104,14 @@ def _train_moment_descent(phases: Phases, made: Prepared, start: Tensor | None) 
 
 
 def _mixed_regression(
-    phases: Phases, made: Prepared, start: Tensor | None, n_clusters: int | None, rounds: int
+    session: Session, made: Prepared, start: Tensor | None, n_clusters: int | None, rounds: int
 ) -> partial[Algorithm]:
-    t, c, m = phases.options.training, phases.options.clusters, phases.options.moments
+    t, c, m = session.options.training, session.options.clusters, session.options.moments
     assert isinstance(made.model, Dense)
     how = m.model_dump(exclude={"anchors", "min_rows", "further", "swaps", "max_clusters"})
     return partial(
         moment_descent.mixed_regression, model=made.model, n_clusters=n_clusters, rounds=rounds,
-        step_size=made.step_size, seed=phases.options.seed,
+        step_size=made.step_size, seed=session.options.seed,
         descent=Descent(
             **how, max_clusters=first_bound(m.max_clusters), anchors=Anchors(m.anchors, m.min_rows, m.further, m.swaps)
         ),
@@ -191,27 +122,14 @@ def _mixed_regression(
 
 
 # -- what is refused, and what is said --------------------------------------------------------------------------------
-def check_fit(
-    clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, start: Tensor | None = None
-) -> None:
+def check_clusters(clients: Clients, options: FitOptions, given: Given) -> None:
     """Refuse what cannot work, before anything is written."""
-    if options.mixture.n_components is not None:
-        raise ConfigError(
-            f"mixture.n_components is set, and {options.method} has no components",
-            "use --method mixture; groups of clients are counted by --clusters",
-        )
-    for group, others in (("personal", [name for name in PERSONAL if name not in PRIOR]), ("prior", list(PRIOR))):
-        own = first_given(options, group)
-        if own is not None:
-            raise ConfigError(
-                f"{group}.{own} is set, and {options.method} has no personal models",
-                f"use --method {' or '.join(others)}",
-            )
+    module, start = given.module, given.start
     if clients.schema.task == "none":
         raise DataError(f"{options.method} needs a target to learn", "name its column with --target, or pass y")
     model = model_for(clients, options, module)
     if options.method != "fedavg":
-        _check_clusters(clients, options, model)
+        _check_numbers(clients, options, model)
     if options.method == "ifca":
         _check_starts(clients, options, start)
     if options.method == "moment-descent":
@@ -225,7 +143,7 @@ def check_fit(
         )
 
 
-def _check_clusters(clients: Clients, options: FitOptions, model: Model) -> None:
+def _check_numbers(clients: Clients, options: FitOptions, model: Model) -> None:
     k, n_clients = options.n_clusters, clients.n_clients
     if n_clients < 2:
         raise DataError("there is only one client, so there are no groups to find", "check the client column")
@@ -266,9 +184,6 @@ def _check_moments(clients: Clients, options: FitOptions, model: Model, start: T
         raise ConfigError(
             "moment-descent needs a linear model", "leave hidden layers out, or use --method ifca; see model.degree"
         )
-    if c.n_init > 1 or c.init != "spread":
-        word = f"n_init={c.n_init}" if c.n_init > 1 else f"init={c.init}"
-        raise ConfigError(f"moment-descent makes its own start, and clusters.{word} is for ifca", "leave it out")
     if m.anchors is not None and m.anchors < (c.n_clusters or 1):
         raise ConfigError(
             f"{m.anchors} anchors cannot lead to {c.n_clusters} clusters", "raise moments.anchors, or leave it out"

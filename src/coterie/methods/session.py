@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The phases of a fit: each with a checkpoint of its own; and the first, in which everything is prepared.
+"""How a fit is run: in phases, each with a checkpoint of its own; and the first, in which everything is prepared.
 
 A fit that was killed is continued by doing all phases again: those that had ended are only read.
 """
@@ -28,7 +28,7 @@ from coterie.local.monomials import MOST, n_monomials
 from coterie.models import Dense, Model, Network
 from coterie.participation import Everyone, Sampled
 
-__all__ = ["Phases", "Prepared", "Watch", "has_closed_form", "model_for", "prepare"]
+__all__ = ["Prepared", "Session", "Watch", "has_closed_form", "model_for", "prepare"]
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
 
@@ -42,8 +42,8 @@ _EVERYONE = (
 
 
 @dataclass(frozen=True)
-class Phases:
-    """How phases are run.
+class Session:
+    """How programs are run, and where their clients are: what makes engines, keeps checkpoints and tells progress.
 
     Attributes
     ----------
@@ -110,14 +110,14 @@ class Prepared:
     step_size: float
 
 
-def prepare(phases: Phases, clients: Clients, module: nn.Module | Model | None) -> Prepared:
+def prepare(session: Session, clients: Clients, module: nn.Module | Model | None) -> Prepared:
     """Learn the scaling from federated sums, make the model, find a step size."""
-    options, train = phases.options, clients.train
+    options, train = session.options, clients.train
     program = partial(
         preparation.learn_scaling, shape=train.shape, divide=options.data.standardise,
         real_target=clients.schema.task == "regression", degree=options.model.degree,
     )  # fmt: skip
-    scaling: Scaling = phases.run("prepare", train, [program], Scaling, 1).states[0]
+    scaling: Scaling = session.run("prepare", train, [program], Scaling, 1).states[0]
     model = model_for(clients, options, module)
 
     def scaled(rows: Ragged) -> Ragged:
@@ -125,30 +125,30 @@ def prepare(phases: Phases, clients: Clients, module: nn.Module | Model | None) 
 
     rows = scaled(train)
     if isinstance(model, Network):
-        model = _with_kernel(phases, model, rows)
+        model = _with_kernel(session, model, rows)
     t = options.training
     training = Training(t.local_steps, t.epochs, t.batch_size, t.momentum, t.proximal, t.exact)
     test, newcomers = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
-    step_size = t.step_size or _safe_step_size(phases, model, rows)
+    step_size = t.step_size or _safe_step_size(session, model, rows)
     return Prepared(model, scaling, rows, test, newcomers, training, step_size)
 
 
-def _with_kernel(phases: Phases, model: Network, rows: Ragged) -> Network:
+def _with_kernel(session: Session, model: Network, rows: Ragged) -> Network:
     """Choose how a network is computed by measuring once: kernels differ in rounding, and a resumed run is bit-equal."""
     if isinstance(rows, RemoteRows):
         return model  # what is fast there cannot be measured here
     block = next(rows.blocks(torch.arange(min(8, rows.n_clients))))
     if block.y is None or not block.x.shape[1]:
         return model
-    chosen = phases.kept_word("kernel", model.measured(block.x, block.y).kernel)
+    chosen = session.kept_word("kernel", model.measured(block.x, block.y).kernel)
     return replace(model, kernel="loop" if chosen == "loop" else "vmap")
 
 
-def _safe_step_size(phases: Phases, model: Model, rows: Ragged) -> float:
+def _safe_step_size(session: Session, model: Model, rows: Ragged) -> float:
     if not isinstance(model, Dense) or not model.is_linear:
         return 0.1
     program = partial(preparation.safe_step_size, model=model)
-    bound = phases.run("step size", rows, [program], preparation.Steepness, 1).states[0].value
+    bound = session.run("step size", rows, [program], preparation.Steepness, 1).states[0].value
     return preparation.steepness(model, bound)
 
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import Ragged
-from coterie.data.readers import read_with
 from coterie.errors import DataError
 from coterie.estimators import Personalised
-from coterie.tables import client_column, unknown_levels
+from coterie.tables.files import left_out, read_features, read_filled, read_labelled, unknown_levels
 
 __all__ = ["parts_fitted", "personal_predictions"]
 
@@ -23,11 +22,8 @@ def personal_predictions(model: Personalised, path: Path) -> tuple[pa.Table, lis
 
     A client that is not known fits its personal part to those of its rows that have a target.
     """
-    features = model.schema_.model_copy(update={"missing": "mean", "target": None, "task": "none"})
-    clients = read_with(features, path)
-    if clients.dropped_rows:
-        raise DataError(f"{clients.dropped_rows} rows of {path} name no client", "fill in the client column")
-    rows, names = clients.train, client_column(features, path)
+    clients, names = read_features(model.schema_, path)
+    rows = clients.train
     own, known = _parts(model, path, rows)
     order = rows.order_of(names)
     made, there = np.empty(len(names), dtype=object), np.empty(len(names), dtype=bool)
@@ -40,13 +36,8 @@ def parts_fitted(model: Personalised, path: Path) -> tuple[pa.Table, list[str]]:
 
     Columns: client, known, loss, accuracy or rmse, rows.
     """
-    clients = read_with(model.schema_.model_copy(update={"missing": "mean"}), path)
+    clients = read_labelled(model.schema_, path, "clients fit their part to labelled rows")
     rows = clients.train
-    if rows.y is None:
-        raise DataError(
-            f"{path} has no target '{model.schema_.target}', and clients fit their part to labelled rows",
-            "add the target column",
-        )
     found = model.assign(rows)
     right = found.measured.right.double()
     classes = model.personal_.model.loss == "cross_entropy"
@@ -57,10 +48,7 @@ def parts_fitted(model: Personalised, path: Path) -> tuple[pa.Table, list[str]]:
         "accuracy" if classes else "rmse": (right if classes else right.sqrt() * model.scaling_.y_scale).numpy(),
         "rows": found.measured.rows.numpy(),
     }
-    said = unknown_levels(clients)
-    if clients.dropped_rows:
-        said.append(f"{clients.dropped_rows} rows without a client or a target are left out")
-    return pa.table(columns), said
+    return pa.table(columns), left_out(clients)
 
 
 def _parts(model: Personalised, path: Path, rows: Ragged) -> tuple[Tensor, Tensor]:
@@ -69,7 +57,7 @@ def _parts(model: Personalised, path: Path, rows: Ragged) -> tuple[Tensor, Tenso
     strangers = np.flatnonzero(~known.numpy())
     if not len(strangers):
         return own, known
-    clients = read_with(model.schema_.model_copy(update={"missing": "mean"}), path).train
+    clients = read_filled(model.schema_, path).train
     place = {} if clients.y is None else {name: i for i, name in enumerate(clients.names.tolist())}
     lost = [name for name in rows.names[strangers].tolist() if name not in place]
     if lost:

@@ -2,7 +2,7 @@
 """How well a fit does, and how well it would have done without clusters: one model for all, and one model each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,14 +14,14 @@ from coterie.data.remote import RemoteRows
 from coterie.engines.chosen import AnyEngine, engine_on
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask, target_ask
 from coterie.local import worst_if_nan
+from coterie.methods.base import Score
+from coterie.methods.session import Prepared, Session, has_closed_form
 from coterie.models import Dense, Model
-from coterie.phases import Phases, Prepared, has_closed_form
 from coterie.protocol import Algorithm
 
 __all__ = [
     "SUPPORT",
     "VALIDATION",
-    "Score",
     "add_baselines",
     "fedavg_program",
     "measure",
@@ -38,23 +38,6 @@ VALIDATION = 0.2  # rows held out of training to choose among starts and penalti
 SUPPORT = 0.5  # rows of a new client that place it; the others judge
 
 _LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
-
-
-@dataclass(frozen=True)
-class Score:
-    """How one method does, over all rows: accuracy, or root mean squared error in the target's units.
-
-    For regression there is R^2 beside it: 1 - MSE / variance of the same rows' targets.
-    """
-
-    method: str
-    label: str
-    train: float | None
-    test: float | None
-    new_clients: float | None = None
-    train_r2: float | None = None
-    test_r2: float | None = None
-    new_clients_r2: float | None = None
 
 
 def placed(model: Model, theta: Tensor, rows: Ragged) -> Placed:
@@ -85,7 +68,7 @@ def _variance(rows: Ragged) -> float:
 
 
 def measure(
-    phases: Phases, made: Prepared, theta: Tensor, found: Placed, label: str
+    session: Session, made: Prepared, theta: Tensor, found: Placed, label: str
 ) -> tuple[list[Score], dict[str, Tensor]]:
     """Measure the method and the baselines on training rows, held-out rows and new clients.  -> scores, [M] by name"""
     train = measured_models(made.model, theta, found.label, made.rows)
@@ -93,19 +76,19 @@ def measure(
     per_client = {"train_loss": train.loss, "rows_train": train.rows}
     if test is not None:
         per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.right)}
-    method, seed = phases.options.method, phases.options.seed
+    method, seed = session.options.method, session.options.seed
     scores = [score(made, (method, label), train, test, _on_newcomers(made, theta, seed))]
-    if phases.options.baselines:
-        add_baselines(phases, made, scores, per_client)
+    if session.options.baselines:
+        add_baselines(session, made, scores, per_client)
     return scores, per_client
 
 
-def add_baselines(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
+def add_baselines(session: Session, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
     """Fit one model for all, and one model each, but for what was fitted itself; add how they do."""
-    if phases.options.method != "fedavg":
-        _add_global(phases, made, scores, per_client)
-    if phases.options.method != "local":
-        _add_local(phases, made, scores, per_client)
+    if session.options.method != "fedavg":
+        _add_global(session, made, scores, per_client)
+    if session.options.method != "local":
+        _add_local(session, made, scores, per_client)
 
 
 def score(
@@ -137,11 +120,11 @@ def _r2(model: Model, measured: Measured | None, rows: Ragged | None) -> float |
     return 1.0 - measured.mean_right / variance if variance > 0 else None
 
 
-def newcomers(made: Prepared, seed: int) -> tuple[Ragged, Ragged] | None:
+def newcomers(rows: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
     """Divide the rows of new clients: half of them to place a client by, and the other half to judge by."""
-    if made.newcomers is None:
+    if rows is None:
         return None
-    enough = made.newcomers.at_least(2)  # nothing would be left of one row
+    enough = rows.at_least(2)  # nothing would be left of one row
     if not enough.n_clients:
         return None
     query, support = enough.split(SUPPORT, seed=seed, purpose="support")
@@ -150,7 +133,7 @@ def newcomers(made: Prepared, seed: int) -> tuple[Ragged, Ragged] | None:
 
 def _on_newcomers(made: Prepared, theta: Tensor, seed: int) -> tuple[Measured, Ragged] | None:
     """Place new clients by half of their rows, and measure on the other half, which is handed over too."""
-    parts = newcomers(made, seed)
+    parts = newcomers(made.newcomers, seed)
     if parts is None:
         return None
     support, query = parts
@@ -159,35 +142,35 @@ def _on_newcomers(made: Prepared, theta: Tensor, seed: int) -> tuple[Measured, R
 
 
 # -- one model for all ------------------------------------------------------------------------------------------------
-def fedavg_program(phases: Phases, made: Prepared) -> partial[Algorithm]:
+def fedavg_program(session: Session, made: Prepared) -> partial[Algorithm]:
     """FedAvg with the options of the fit."""
-    t = phases.options.training
+    t = session.options.training
     return partial(
-        fedavg.fedavg, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=phases.options.seed,
+        fedavg.fedavg, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=session.options.seed,
         training=made.training, decay=t.decay, weighting=t.weighting or "rows", tol=t.tol,
     )  # fmt: skip
 
 
-def _add_global(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
+def _add_global(session: Session, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
     model, closed = made.model, has_closed_form(made.model)
-    program = fedavg_program(phases, made)
+    program = fedavg_program(session, made)
     if isinstance(model, Dense) and closed:  # l2/2 |w|^2 is what training penalises
         program = partial(fedavg.pooled_ridge, model=model, l2=max(model.l2 / 2, 1e-6))
-    rounds = 1 if closed else phases.options.training.rounds
-    theta = phases.run("one model for all", made.rows, [program], fedavg.State, rounds).states[0].theta[None]
+    rounds = 1 if closed else session.options.training.rounds
+    theta = session.run("one model for all", made.rows, [program], fedavg.State, rounds).states[0].theta[None]
     everyone = torch.zeros(made.rows.n_clients, dtype=torch.int64)
     train = measured_models(model, theta, everyone, made.rows)
     test = None if made.test is None else measured_models(model, theta, everyone, made.test)
     if test is not None:
         per_client["metric_global"] = metric(made, test.right)
     name = "one model for all" + (" (ridge)" if closed else "")
-    new = _on_newcomers(made, theta, phases.options.seed)
+    new = _on_newcomers(made, theta, session.options.seed)
     scores.append(score(made, ("global", name), train, test, new))
 
 
 # -- one model each ---------------------------------------------------------------------------------------------------
-def _add_local(phases: Phases, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-    engine = _trained_local(phases, made, made.rows, [_local_ridge(phases, made)], "one model each")
+def _add_local(session: Session, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
+    engine = _trained_local(session, made, made.rows, [_local_ridge(session, made)], "one model each")
     train = Measured(**engine.ask(measure_own_ask(made.model)).values)
     test = None
     if made.test is not None:
@@ -196,25 +179,25 @@ def _add_local(phases: Phases, made: Prepared, scores: list[Score], per_client: 
     scores.append(score(made, ("local", "one model each"), train, test))
 
 
-def _local_ridge(phases: Phases, made: Prepared) -> float:
+def _local_ridge(session: Session, made: Prepared) -> float:
     """Choose the local models' penalty on held-out rows, all clients together."""
     if not has_closed_form(made.model):
         return 0.0
-    part, held = made.rows.split(VALIDATION, seed=phases.options.seed, purpose="validation")
-    trained = _trained_local(phases, made, part, _LOCAL_RIDGES, None)
+    part, held = made.rows.split(VALIDATION, seed=session.options.seed, purpose="validation")
+    trained = _trained_local(session, made, part, _LOCAL_RIDGES, None)
     measured = _own_on(trained, made.model, held, len(_LOCAL_RIDGES))
     return _LOCAL_RIDGES[int(worst_if_nan(torch.stack([(m.loss * m.rows).sum() for m in measured])).argmin())]
 
 
 def _trained_local(
-    phases: Phases, made: Prepared, rows: Ragged, penalties: Sequence[float], phase: str | None
+    session: Session, made: Prepared, rows: Ragged, penalties: Sequence[float], phase: str | None
 ) -> AnyEngine:
     """Let clients train alone, with each penalty side by side. On other machines one message says it all."""
-    t = phases.options.training
+    t = session.options.training
     together = t.rounds if isinstance(rows, RemoteRows) else 1
     programs = [
         partial(
-            fedavg.local_models, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=phases.options.seed,
+            fedavg.local_models, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=session.options.seed,
             training=replace(made.training, proximal=0.0, exact=False), decay=t.decay, l2=l2,
             together=together,
         )
@@ -222,7 +205,7 @@ def _trained_local(
     ]  # fmt: skip
     engine = engine_on(rows, store=phase)
     total = 1 if has_closed_form(made.model) else t.rounds // together
-    phases.run(phase, rows, programs, fedavg.LocalState, total, engine)
+    session.run(phase, rows, programs, fedavg.LocalState, total, engine)
     return engine
 
 

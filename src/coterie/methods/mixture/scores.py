@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.baselines import SUPPORT, Score, target_variance
 from coterie.data.ragged import Ragged
-from coterie.mixture.model import Mixtures
+from coterie.methods.base import Score
+from coterie.methods.baselines import target_variance
+from coterie.methods.mixture.model import Mixtures
 from coterie.models.mixtures import Regression
 
-__all__ = ["MixtureScore", "halves", "row_counts", "scored"]
+__all__ = ["MixtureScore", "row_counts", "scored"]
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,6 @@ def scored(
     rmse = None if errors[1] is None else errors[1] ** 0.5 * float(found.scaling.y_scale)
     (train, held_out, fresh), (train_r2, test_r2, new_r2) = values, r2
     return MixtureScore(*name, train, held_out, fresh, train_r2, test_r2, new_r2, rmse)
-
-
-def halves(newcomers: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
-    """Rows of new clients that find their proportions, and those that judge."""
-    if newcomers is None:
-        return None
-    enough = newcomers.at_least(2)
-    if not enough.n_clients:
-        return None
-    query, support = enough.split(SUPPORT, seed=seed, purpose="support")
-    return support, query
 
 
 def row_counts(rows: Ragged) -> Tensor:

@@ -16,19 +16,11 @@ from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.serving import adopt_ask, error_ask, expectations, spread_ask
 from coterie.data.ragged import Ragged
 from coterie.engines.chosen import engine_on
+from coterie.methods.mixture.stored import StoredMixtures, Typical
 from coterie.mixture.results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.models.mixtures import Regression
 
 __all__ = ["Adopted", "Mixtures", "Typical", "ready"]
-
-
-@dataclass(frozen=True)
-class Typical:
-    """How well the centre's components fit the clients of the training: what newcomers are compared with."""
-
-    likelihood: float  # median over clients of the mean log-likelihood of a row
-    spread: float  # of these means: 1.4826 times their median absolute deviation
-    deviation: float  # of single rows within a client, median over clients
 
 
 @dataclass(frozen=True)
@@ -62,55 +54,8 @@ class Adopted:
 
 
 @dataclass(frozen=True)
-class Mixtures:
-    """Everybody's mixture, and the way from rows to scaled ones and back.
-
-    Attributes
-    ----------
-    fit : MixtureFit
-        Of scaled rows.
-    scaling : Scaling
-        Of the columns.
-    names : ndarray
-        [M] clients, ascending.
-    new_scale : Tensor
-        [...] of a client that was not there: wider, since its components are not quite the centre's.
-    typical : Typical
-        How well the centre fits them.
-    """
-
-    fit: MixtureFit
-    scaling: Scaling
-    names: np.ndarray
-    new_scale: Tensor
-    typical: Typical
-
-    # -- parameters in the columns' own units -------------------------------------------------------------------------
-    def raw(self, theta: Tensor) -> Tensor:
-        """Means, or coefficients with the intercept last.  [..., P]"""
-        s, family = self.scaling, self.fit.family
-        if not isinstance(family, Regression):
-            return theta * s.scale + s.mean
-        slope = theta[..., : family.n_features] * s.y_scale / s.scale
-        if not family.intercept:
-            return slope
-        base = s.back(theta[..., family.n_features]) - (slope * s.mean).sum(-1)
-        return torch.cat([slope, base[..., None]], -1)
-
-    @property
-    def covariance(self) -> Tensor:
-        """[D, D] within a component; for regressions [1, 1], of the residuals."""
-        scale, unit = self.fit.scale[0], self.scaling.scale
-        if isinstance(self.fit.family, Regression):
-            return (self.scaling.y_scale / scale).square().reshape(1, 1)
-        inverse: Tensor = torch.linalg.inv(scale)
-        return (inverse.T @ inverse) * unit[:, None] * unit
-
-    @property
-    def mean_weights(self) -> Tensor:
-        """[R] mean proportions of the clients that are no outliers."""
-        good = ~self.fit.outliers & self.fit.outlier_score.isfinite()
-        return self.fit.weights[good if bool(good.any()) else slice(None)].mean(0)
+class Mixtures(StoredMixtures):
+    """Everybody's mixture in use: the way from rows to scaled ones and back."""
 
     # -- rows ---------------------------------------------------------------------------------------------------------
     def prepared(self, rows: Ragged) -> Ragged:
@@ -135,12 +80,6 @@ class Mixtures:
             outlier_score=torch.where(new, -torch.inf, fit.outlier_score[place]),
             freedom=torch.where(new[:, None], 0.0, fit.freedom[place]),
         )
-
-    @property
-    def shift(self) -> float:
-        """Log-likelihood of a scaled row minus that of the row itself."""
-        scale = self.scaling.y_scale if isinstance(self.fit.family, Regression) else self.scaling.scale
-        return float(scale.log().sum())
 
     def log_likelihood(self, rows: Ragged) -> Tensor:
         """Mean log-likelihood of every client's scaled rows, in the units that they had; zero for who has none.  [M]"""

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coterie.data.readers import read_with
 from coterie.data.sources import open_source
 from coterie.data.values import is_missing
-from coterie.errors import DataError
 from coterie.estimators import FederatedMixture
-from coterie.tables import client_column, unknown_levels
+from coterie.tables.files import left_out, read_features, read_filled, read_labelled, unknown_levels
 
 __all__ = ["adoptions", "components"]
 
@@ -22,11 +20,8 @@ def components(model: FederatedMixture, path: Path) -> tuple[pa.Table, list[str]
 
     Columns: client, [prediction,] component, probability. Of regressions, only rows with a target have a component.
     """
-    features = model.schema_.model_copy(update={"missing": "mean", "target": None, "task": "none"})
-    clients = read_with(features, path)
-    if clients.dropped_rows:
-        raise DataError(f"{clients.dropped_rows} rows of {path} name no client", "fill in the client column")
-    names, rows = client_column(features, path), clients.train
+    clients, names = read_features(model.schema_, path)
+    rows = clients.train
     columns: dict[str, Any] = {"client": names}
     known = np.ones(len(names), dtype=bool)
     if model.schema_.task == "regression":
@@ -35,7 +30,7 @@ def components(model: FederatedMixture, path: Path) -> tuple[pa.Table, list[str]
         columns["prediction"] = prediction
         known = _with_target(model, path, len(names))
         if known.any():
-            rows = read_with(model.schema_.model_copy(update={"missing": "mean"}), path).train
+            rows = read_filled(model.schema_, path).train
     component, probability = np.zeros(len(names), dtype=np.int64), np.zeros(len(names))
     if known.any():
         found = model.mixtures_.probabilities(model.mixtures_.prepared(rows)).numpy()  # [N, R]
@@ -50,21 +45,14 @@ def adoptions(model: FederatedMixture, path: Path) -> tuple[pa.Table, list[str]]
 
     Columns: client, weight_0, ..., log_likelihood, misfit, fits, rows.
     """
-    clients = read_with(model.schema_.model_copy(update={"missing": "mean"}), path)
+    clients = read_labelled(model.schema_, path, "components are regressions of it")
     rows = clients.train
-    if model.schema_.task == "regression" and rows.y is None:
-        raise DataError(
-            f"{path} has no target '{model.schema_.target}', and components are regressions of it",
-            "add the target column",
-        )
     found = model.assign(rows)
     columns: dict[str, Any] = {"client": rows.names.tolist()}
     columns |= {f"weight_{r}": found.weights[:, r].numpy() for r in range(found.weights.shape[1])}
     columns |= {"log_likelihood": found.log_likelihood.numpy(), "misfit": found.misfit.numpy()}
     columns |= {"fits": found.fits.numpy(), "rows": found.rows.numpy()}
-    said = unknown_levels(clients)
-    if clients.dropped_rows:
-        said.append(f"{clients.dropped_rows} rows without a client or a target are left out")
+    said = left_out(clients)
     if strange := int((~found.fits).sum()):
         not_, whose = ("do not fit", "their") if strange > 1 else ("does not fit", "its")
         said.append(f"{strange} of {len(rows.names)} clients {not_}: {whose} rows are unlike those of the training")

@@ -1,29 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a finished run says, and the two tables of its folder: a row for each round, and a row for each client."""
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from coterie.engines.in_process import Round
-from coterie.evaluate import Placed
-from coterie.fitting import Fitted
+from coterie.engines.drive import Round
 
-__all__ = ["Contents", "clients_table", "events", "hide_untested", "rounds_table"]
-
-_FAR = 1e12  # the loss of a diverged model, on the map
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What goes into `run.json` about the data and the results, and the tables."""
-
-    data: dict[str, Any]
-    results: dict[str, Any]
-    rounds: pa.Table
-    clients: pa.Table
+__all__ = ["events", "hide_untested", "rounds_table"]
 
 
 def events(rounds: list[Round]) -> list[dict[str, Any]]:
@@ -52,35 +36,8 @@ def rounds_table(rounds: list[Round]) -> pa.Table:
     )
 
 
-def clients_table(fitted: Fitted) -> pa.Table:
-    """Lay out clients in the order of their names."""
-    found = fitted.placed
-    x, y = _map(found)
-    columns: dict[str, Any] = {
-        "client": fitted.names.tolist(),
-        "label": found.label.numpy(),
-        "margin": found.margin.double().numpy(),
-        "margin_error": pa.array(found.margin_error.double().tolist(), pa.float64()),
-        "certain": found.certain.numpy(),
-    }
-    columns |= {name: value.numpy() for name, value in fitted.per_client.items()}
-    hide_untested(columns)
-    return pa.table(columns | {"map_x": x, "map_y": y})
-
-
 def hide_untested(columns: dict[str, Any]) -> None:
     """Make null what a client without held-out rows does not have."""
     if "rows_test" in columns:
-        for name in {"metric", "metric_global", "metric_local", "test_loss"} & columns.keys():
+        for name in {"metric", "metric_global", "metric_local", "rmse", "test_loss"} & columns.keys():
             columns[name] = pa.array(columns[name], mask=columns["rows_test"] == 0)
-
-
-def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:
-    """Lay clients out by how they fare under all models: principal axes of the losses, each relative to the mean."""
-    losses = found.losses.double().nan_to_num(nan=_FAR).clamp(1e-12, _FAR).log().numpy()  # [M, K]
-    about = losses - losses.mean(1, keepdims=True)
-    about = about - about.mean(0)
-    _, _, axes = np.linalg.svd(about, full_matrices=False)
-    across = about @ axes.T
-    second = across[:, 1] if losses.shape[1] > 2 else losses.min(1)
-    return across[:, 0], second

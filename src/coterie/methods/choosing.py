@@ -10,11 +10,11 @@ from torch import Tensor
 from coterie.algorithms import ifca, moment_descent
 from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.starts import Start
-from coterie.baselines import VALIDATION, measured_models, placed
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import Program, Round
 from coterie.local import worst_if_nan
-from coterie.phases import Phases, Prepared
+from coterie.methods.baselines import VALIDATION, measured_models, placed
+from coterie.methods.session import Prepared, Session
 
 __all__ = ["best_start", "first_bound", "number_of_clusters"]
 
@@ -23,7 +23,7 @@ _CLIENTS_PER_CLUSTER = 5  # and so many clients to each of them
 _ROUNDING = 1e-9  # of the total loss: candidates that differ by less are alike
 
 
-def best_start(phases: Phases, made: Prepared, program: Callable[[int], Program]) -> tuple[Start, int, list[Round]]:
+def best_start(session: Session, made: Prepared, program: Callable[[int], Program]) -> tuple[Start, int, list[Round]]:
     """Advance several starts in lockstep on part of the rows; the winner serves the other part best.
 
     Parameters
@@ -36,10 +36,10 @@ def best_start(phases: Phases, made: Prepared, program: Callable[[int], Program]
     start, winner, rounds
         Where to begin with all rows, the number of the start that won, and what happened.
     """
-    options = phases.options
+    options = session.options
     part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
     programs = [program(options.seed + 1 + i) for i in range(options.clusters.n_init)]
-    done = phases.run("choose a start", part, programs, ifca.State, options.training.rounds)
+    done = session.run("choose a start", part, programs, ifca.State, options.training.rounds)
     losses = [float(_held_out(made, part, held, state.theta).sum()) for state in done.states]
     winner = int(worst_if_nan(torch.tensor(losses)).argmin())
     return Start("warm", done.states[winner].theta), winner, list(done.rounds)
@@ -51,7 +51,7 @@ def first_bound(given: int | None) -> int:
 
 
 def number_of_clusters(
-    phases: Phases, made: Prepared, program: Callable[[int | None, int], Program]
+    session: Session, made: Prepared, program: Callable[[int | None, int], Program]
 ) -> tuple[int, str]:
     """Find out how many clusters there are, and say how.
 
@@ -66,16 +66,16 @@ def number_of_clusters(
     program : callable
         (number of clusters or None, rounds of Phase 2) -> moment descent's program.
     """
-    options, n_clients = phases.options, made.rows.n_clients
+    options, n_clients = session.options, made.rows.n_clients
     given = options.moments.max_clusters
     cap = min(given or min(_MOST, max(Descent.max_clusters, n_clients // _CLIENTS_PER_CLUSTER)), n_clients)
-    anchors = phases.run(
+    anchors = session.run(
         "count clusters", made.rows, [program(None, 0)], moment_descent.State, options.moments.iterations
     )
     found = min(len(anchors.states[0].theta), cap)
     if found == 0 or cap == 1:  # nobody answered, or there is nothing to choose
         return 1, "nobody answered" if found == 0 else "more are not looked for"
-    search = _Search(phases, made, program, errors=1.0 if found < 2 else 2.0)
+    search = _Search(session, made, program, errors=1.0 if found < 2 else 2.0)
     search.attempt(max(1, found - 1), max(found, min(first_bound(given), cap)))
     while True:
         chosen, low, high = search.best(), min(search.losses), max(search.losses)
@@ -101,7 +101,7 @@ def _how_chosen(chosen: int, found: int, cap: int) -> str:
 class _Search:
     """Numbers of clusters that were tried, and every client's loss on held-out rows under each."""
 
-    phases: Phases
+    session: Session
     made: Prepared
     program: Callable[[int | None, int], Program]
     errors: float  # standard errors that a smaller number may be worse
@@ -109,12 +109,12 @@ class _Search:
 
     def attempt(self, low: int, high: int) -> None:
         """Fit all numbers from low to high in lockstep."""
-        options = self.phases.options
+        options = self.session.options
         part, held = self.made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
         numbers = range(low, high + 1)
         programs = [self.program(k, options.training.rounds) for k in numbers]
         total = options.moments.iterations + 1 + options.training.rounds
-        done = self.phases.run(f"try {low} to {high} clusters", part, programs, moment_descent.State, total)
+        done = self.session.run(f"try {low} to {high} clusters", part, programs, moment_descent.State, total)
         for k, state in zip(numbers, done.states, strict=True):
             self.losses[k] = _held_out(self.made, part, held, state.theta)
 

@@ -5,7 +5,6 @@ The arithmetic is that of the comparison (`coterie.comparison.prior`): a client'
 it is fitted to all training rows, kept, and used for clients that come later.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +17,23 @@ from coterie.comparison.problem import Problem
 from coterie.comparison.result import Setting
 from coterie.comparison.run import chosen_setting
 from coterie.comparison.structures import Run, begin, prior_for
-from coterie.config import PRIOR, FitOptions, first_given
+from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError, DataError
+from coterie.methods.base import Fitted, Given
+from coterie.methods.baselines import add_baselines
+from coterie.methods.personal.model import Personal
+from coterie.methods.personal.scores import measure_personal, spread
+from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense, Model
-from coterie.personal.model import Personal
-from coterie.phases import Phases, Prepared, model_for
 
-__all__ = ["FromPrior", "check_prior", "from_prior", "prior_title"]
+__all__ = ["EffectModels", "FromPrior", "as_dense", "check_effects", "train_effects"]
 
 _SETTINGS = {"local": "penalty", "shrunk": "prior", "representation": "rank"}  # what the comparison calls them
+_PRIOR = ("mean", "root", "noise")  # fields of a prior
 _TITLES = {"local": "one model each", "shrunk": "shrunk models", "representation": "representation"}
 
 
@@ -60,6 +63,11 @@ class FromPrior:
         """[P] the model of a client that has shown nothing."""
         return as_dense(self.model, self.prior.mean[-1, 0])
 
+    def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All of it, as tensors and words."""
+        prior = {f"prior/{name}": getattr(self.prior, name) for name in _PRIOR}
+        return prior, {"structure": self.structure, "setting": self.setting}
+
     def fitted(self, rows: Ragged) -> Tensor:
         """Models of clients from their rows; they stay with the clients.  [C, P]"""
         problem = _problem(self.model)
@@ -71,6 +79,35 @@ class FromPrior:
 
         engine.run([program])
         return as_dense(self.model, engine.worker.private[0][OWN][:, -1])
+
+
+@dataclass(frozen=True)
+class EffectModels(Personal):
+    """Linear models of clients' own, each drawn from one prior."""
+
+    @staticmethod
+    def read_fit(model: Model, common: dict[str, Tensor], said: dict[str, Any]) -> FromPrior:
+        """Read how a client that has no model gets one."""
+        assert isinstance(model, Dense)
+        prior = Prior(*(common[f"prior/{name}"] for name in _PRIOR))
+        return FromPrior(said["structure"], said["setting"], prior, model)
+
+    def results(self, fitted: Fitted) -> dict[str, Any]:
+        """What the run's document says of the models."""
+        assert isinstance(self.fit, FromPrior)
+        return super().results(fitted) | {"setting": self.fit.setting}
+
+
+def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
+    """Fit linear models of clients' own, and measure them beside baselines."""
+    options, made = session.options, prepare(session, clients, None)
+    found = _from_prior(session, made)
+    assert isinstance(found.fit, FromPrior)
+    scores, per_client = measure_personal(made, _title(found.fit), options, found)
+    if options.baselines:
+        add_baselines(session, made, scores, per_client)
+    extra = {"spread": spread(made, options.method, per_client)}
+    return Fitted(options, clients.schema, found, scores, per_client, extra=extra)
 
 
 def _problem(model: Dense) -> Problem:
@@ -90,16 +127,16 @@ def as_dense(model: Dense, theta: Tensor) -> Tensor:
     return torch.cat([outputs[..., :-1].flatten(-2), outputs[..., -1]], -1)
 
 
-def from_prior(phases: Phases, made: Prepared) -> Personal:
+def _from_prior(session: Session, made: Prepared) -> EffectModels:
     """Fit a prior to all training rows, and every client's model to its own."""
-    model, structure = made.model, phases.options.method
+    model, structure = made.model, session.options.method
     assert isinstance(model, Dense)
-    setting = _setting(phases.options) or _chosen(made, phases.options)
+    setting = _setting(session.options) or _chosen(made, session.options)
     rows = with_folds(made.rows, None, 1, 0)
     program = prior_for(structure, setting, _problem(model))
     prior: Prior = InProcess(rows).run([lambda state: program]).states[0]
     fit = FromPrior(structure, setting, prior, model)
-    return Personal(model, (), fit.start, made.rows.names, fit.fitted(made.rows), fit)
+    return EffectModels(model, (), fit.start, made.rows.names, fit.fitted(made.rows), fit, made.scaling)
 
 
 def _setting(options: FitOptions) -> Setting | None:
@@ -114,7 +151,7 @@ def _chosen(made: Prepared, options: FitOptions) -> Setting:
     return chosen_setting(options.method, made.rows, made.scaling, n_classes, seed=options.seed)
 
 
-def prior_title(fit: FromPrior) -> str:
+def _title(fit: FromPrior) -> str:
     """The method with its setting."""
     ((_, value),) = fit.setting.items()
     said = {"local": f"penalty {value:g}" if isinstance(value, float) else "", "representation": f"rank {value}"}
@@ -122,17 +159,16 @@ def prior_title(fit: FromPrior) -> str:
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
-def check_prior(clients: Clients, options: FitOptions, *, module: Any = None) -> None:
+def check_effects(clients: Clients, options: FitOptions, given: Given) -> None:
     """Refuse what cannot work, before anything is written."""
     method = options.method
-    _check_foreign(options)
     if isinstance(clients.train, RemoteRows):
         raise ConfigError(
             f"{method} is fitted where the rows are at hand", "on Flower, take fedrep, ifca or another method"
         )
     if clients.schema.task == "none":
         raise DataError(f"{method} needs a target to learn", "name its column with --target, or pass y")
-    model: Model = model_for(clients, options, module)
+    model: Model = model_for(clients, options, given.module)
     if not isinstance(model, Dense) or not model.is_linear or not model.intercept:
         raise ConfigError(
             f"{method} is for linear models with an intercept", "leave hidden layers and model.intercept out"
@@ -144,19 +180,4 @@ def check_prior(clients: Clients, options: FitOptions, *, module: Any = None) ->
         raise DataError(
             f"{enough} clients have 5 training rows, and prior.{PRIOR[method]} is chosen by cross-validation within clients",
             f"give it: --set prior.{PRIOR[method]}=...",
-        )
-
-
-def _check_foreign(options: FitOptions) -> None:
-    """Refuse options that would do nothing."""
-    method = options.method
-    known: Mapping[str, set[str]] = {"prior": {PRIOR[method]}, "model": {"degree", "hidden", "intercept"}}
-    for group in ("training", "clusters", "moments", "mixture", "personal", "prior", "model"):
-        name = first_given(options, group, known.get(group, set()))
-        if name is None:
-            continue
-        whose = [one for one, own in PRIOR.items() if own == name and group == "prior"]
-        raise ConfigError(
-            f"{group}.{name} is set, and {method} has no use for it",
-            f"it is for --method {whose[0]}" if whose else "leave it out",
         )

@@ -2,11 +2,9 @@
 """From clients and options to fitted mixtures: prepare, choose, fit, compare with baselines, measure."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,54 +13,27 @@ from torch import Tensor
 from coterie.algorithms import em, preparation
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.preparation import Scaling
-from coterie.config import FitOptions, MixtureOptions, first_given
+from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
-from coterie.data.schema import Schema
 from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError, DataError
+from coterie.methods.base import Fitted, Given
+from coterie.methods.baselines import newcomers
+from coterie.methods.mixture.model import Mixtures, ready
+from coterie.methods.mixture.scores import MixtureScore, row_counts, scored
+from coterie.methods.session import Session
 from coterie.mixture.fit import Choice, choose_components, fit_mixture
-from coterie.mixture.model import Mixtures, ready
 from coterie.mixture.results import EM_METHODS, REVEALED, of_baseline
-from coterie.mixture.scores import MixtureScore, halves, row_counts, scored
 from coterie.models.mixtures import Family, Gaussian, Regression
-from coterie.phases import Phases, Watch
 from coterie.protocol import Tensors
 
-__all__ = ["FittedMixture", "check_mixture", "fit_clients"]
+__all__ = ["check_mixture", "train_mixture"]
 
 _BASELINES = {"global": ("pooled-em", "one mixture for all"), "local": ("local-em", "one mixture each")}
-_FOREIGN = {
-    "model": {"intercept"},
-    "training": {"participation"},
-    "clusters": set(),
-    "moments": set(),
-    "personal": set(),
-    "prior": set(),
-}  # and what is not
 _PENALTY = 2.0  # C_lambda while components are counted; the paper's
 _COUNTING = 300  # rounds at most while components are counted, from a quarter of the starts: differences are large
 _NAMED = 5  # outliers that a warning names
-
-
-@dataclass(frozen=True)
-class FittedMixture:
-    """All that came of a fit."""
-
-    options: FitOptions
-    schema: Schema
-    mixtures: Mixtures
-    scores: list[MixtureScore]
-    per_client: dict[str, Tensor]  # [M] each
-    rounds: list[Round]
-    seconds: float
-    counted: Choice | None = None  # how the number of components came about, when it was not given
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def settled(self) -> bool:
-        """Whether estimates had stopped moving before the rounds were over."""
-        return self.mixtures.fit.rounds < self.options.mixture.rounds
 
 
 @dataclass(frozen=True)
@@ -78,42 +49,25 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class _Driven:
-    """Runs programs as phases of a run folder, and keeps their rounds."""
+    """Runs programs as session of a run folder, and keeps their rounds."""
 
-    phases: Phases
+    session: Session
     rounds: dict[str, list[Round]] = field(default_factory=dict)
 
     def __call__(
         self, phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
     ) -> tuple[list[Any], list[Tensors]]:
-        engine = self.phases.engine(phase, rows)
-        rounds = self.phases.options.mixture.rounds
+        engine = self.session.engine(phase, rows)
+        rounds = self.session.options.mixture.rounds
         total = min(rounds, _COUNTING) if phase.startswith("choose") else rounds  # candidates are not led to the end
-        done = self.phases.run(phase, rows, programs, state, total, engine)
+        done = self.session.run(phase, rows, programs, state, total, engine)
         self.rounds[phase] = done.rounds
         return done.states, engine.revealed(range(len(programs)), REVEALED)
 
 
-def fit_clients(
-    clients: Clients,
-    options: FitOptions,
-    *,
-    folder: Path | None = None,
-    every: float = 2.0,
-    watch: Watch | None = None,
-) -> FittedMixture:
-    """Fit what the options say.
-
-    Parameters
-    ----------
-    clients, options, folder, every, watch
-        As for `fitting.fit`.
-    """
-    began = time.perf_counter()
-    check_mixture(clients, options)
-    phases = Phases(options, folder, every, watch)
-    made = _prepare(phases, clients)
-    drive = _Driven(phases)
+def train_mixture(session: Session, clients: Clients, given: Given) -> Fitted:
+    """Prepare, choose, fit, and measure, beside baselines."""
+    options, made, drive = session.options, _prepare(session, clients), _Driven(session)
     n_components, counted = _counted(drive, made, options)
     c_lambda = _number(options.mixture.c_lambda)
     fit = fit_mixture(made.rows, made.family, n_components, c_lambda=c_lambda, **_how(options), drive=drive)
@@ -124,20 +78,20 @@ def fit_clients(
     scores, per_client = _measure(made, options, ("mixture", f"FedGrEM, {_components(n_components)}"), found)
     if options.baselines:
         _add_baselines(drive, made, n_components, scores, per_client)
-    seconds = time.perf_counter() - began
-    fitted = FittedMixture(options, clients.schema, found, scores, per_client, drive.rounds["fit"], seconds, counted)
-    return replace(fitted, warnings=_warnings(fitted))
+    settled = fit.rounds < options.mixture.rounds
+    extra, warnings = {"counted": counted, "settled": settled}, _warnings(found, options, settled)
+    return Fitted(options, clients.schema, found, scores, per_client, drive.rounds["fit"], warnings, extra)
 
 
 # -- before the fit ---------------------------------------------------------------------------------------------------
-def _prepare(phases: Phases, clients: Clients) -> _Prepared:
+def _prepare(session: Session, clients: Clients) -> _Prepared:
     """Learn the scaling from federated sums; what has unit variance by assumption keeps its units."""
-    options, train, regression = phases.options, clients.train, clients.schema.task == "regression"
+    options, train, regression = session.options, clients.train, clients.schema.task == "regression"
     m, d = options.mixture, train.shape[0]
     family: Family = Regression(d, options.model.intercept, m.variance) if regression else Gaussian(d, m.covariance)
     divide = options.data.standardise and (regression or m.covariance != "unit")
     program = partial(preparation.learn_scaling, shape=train.shape, divide=divide, real_target=regression)
-    scaling: Scaling = phases.run("prepare", train, [program], Scaling, 1).states[0]
+    scaling: Scaling = session.run("prepare", train, [program], Scaling, 1).states[0]
     if regression and m.variance == "unit":
         scaling = replace(scaling, y_scale=torch.ones_like(scaling.y_scale))
     if regression and not options.model.intercept:  # lines through the origin: it must stay where it is
@@ -200,7 +154,7 @@ def _measure(
         per_client |= {"rows_test": row_counts(made.test), "metric": test}
         if isinstance(made.family, Regression):
             per_client["rmse"] = found.squared_errors(made.test).sqrt() * made.scaling.y_scale
-    parts = halves(made.newcomers, options.seed)
+    parts = newcomers(made.newcomers, options.seed)
     if parts is not None:
         support, query = parts
         own = found.adopt(support).weights
@@ -213,7 +167,7 @@ def _add_baselines(
     drive: _Driven, made: _Prepared, n_components: int, scores: list[MixtureScore], per_client: dict[str, Tensor]
 ) -> None:
     """One mixture for all rows, and one for every client alone, in lockstep."""
-    how = {k: v for k, v in _how(drive.phases.options).items() if k in ("rounds", "tol", "seed", "start")}
+    how = {k: v for k, v in _how(drive.session.options).items() if k in ("rounds", "tol", "seed", "start")}
     programs = [
         partial(em.em, family=made.family, n_components=n_components, sharing=EM_METHODS[method][0], **how)
         for method, _ in _BASELINES.values()
@@ -224,13 +178,13 @@ def _add_baselines(
         found = ready(fit, made.scaling, made.rows)
         if made.test is not None:
             per_client[f"metric_{name}"] = found.log_likelihood(made.test)
-        parts = halves(made.newcomers, drive.phases.options.seed) if name == "global" else None
+        parts = newcomers(made.newcomers, drive.session.options.seed) if name == "global" else None
         new = None if parts is None else (found, parts[1])
         scores.append(scored((name, label), found, made.rows, made.test, new))
 
 
 # -- what is refused, and what is said --------------------------------------------------------------------------------
-def check_mixture(clients: Clients, options: FitOptions) -> None:
+def check_mixture(clients: Clients, options: FitOptions, given: Given) -> None:
     """Refuse what cannot work, before anything is written."""
     m, schema, rows = options.mixture, clients.schema, clients.train.layout.n_rows
     if schema.task == "classification":
@@ -240,7 +194,6 @@ def check_mixture(clients: Clients, options: FitOptions) -> None:
         )
     if len(clients.train.shape) != 1:
         raise ConfigError(f"rows of shape {clients.train.shape} are no rows of features", "flatten them")
-    _check_foreign(options)
     if m.sparse and m.covariance == "full" and schema.target is None:
         raise ConfigError(
             "mixture.sparse is set, and a full covariance mixes the columns whose centres it would make 0",
@@ -263,34 +216,21 @@ def check_mixture(clients: Clients, options: FitOptions) -> None:
         )
 
 
-def _check_foreign(options: FitOptions) -> None:
-    """Refuse options that would do nothing."""
-    for group, own in _FOREIGN.items():
-        name = first_given(options, group, own)
-        if name is not None:
-            similar = {"n_clusters": "n_components", "n_init": "restarts"}.get(name, name)
-            known = similar in MixtureOptions.model_fields
-            raise ConfigError(
-                f"{group}.{name} is set, and a mixture has no use for it",
-                f"did you mean mixture.{similar}?" if known else "leave it out",
-            )
-
-
 def _components(r: int) -> str:
     return f"{r} component{'s' * (r > 1)}"
 
 
-def _warnings(fitted: FittedMixture) -> list[str]:
-    out, fit, m = [], fitted.mixtures.fit, fitted.options.mixture
-    if m.tol and not fitted.settled and m.batch_size is None:
+def _warnings(found: Mixtures, options: FitOptions, settled: bool) -> list[str]:
+    out, fit, m = [], found.fit, options.mixture
+    if m.tol and not settled and m.batch_size is None:
         out.append(f"estimates still moved after {m.rounds} rounds: raise mixture.rounds, or mixture.tol")
     far = torch.argsort(fit.outlier_score, descending=True)[: int(fit.outliers.sum())]
     if len(far):
-        names = [f"'{name}'" for name in fitted.mixtures.names[far.numpy()][:_NAMED].tolist()]
+        names = [f"'{name}'" for name in found.names[far.numpy()][:_NAMED].tolist()]
         more = ", ..." if len(far) > _NAMED else ""
         are = "are outliers" if len(far) > 1 else "is an outlier"
         out.append(f"{len(far)} of {len(fit.weights)} clients {are}: {', '.join(names)}{more}")
-    empty = int((fitted.mixtures.mean_weights < 1e-6).sum())
+    empty = int((found.mean_weights < 1e-6).sum())
     if empty:
         out.append(f"{empty} of {len(fit.centre)} components ended empty: ask for fewer")
     return out

@@ -10,7 +10,7 @@ model, the private state and the rows as they are, bit by bit.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,12 @@ class Fit:
     training: Training
     seed: int = 0
 
+    def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All of it, as tensors and words."""
+        return {"start": self.start}, {
+            "step_size": self.step_size, "training": asdict(self.training), "seed": self.seed,
+        }  # fmt: skip
+
 
 def personal_start(model: Model, personal: tuple[str, ...], *, seed: int) -> Tensor:
     """The personal part that clients begin with in a run with this seed.  [P - Q]"""
@@ -96,6 +102,10 @@ class Distribution:
     median: float
     worst_decile: float
     best_decile: float
+
+    def said(self) -> dict[str, float]:
+        """Without the clients' own figures."""
+        return {name: getattr(self, name) for name in ("mean", "median", "worst_decile", "best_decile")}
 
     @classmethod
     def of(cls, values: Tensor, rows: Tensor, *, larger_is_better: bool = True) -> "Distribution":

@@ -4,23 +4,35 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.algorithms.fine_tuning import fine_tuning
+from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
+from coterie.data.schema import Schema
+from coterie.engines.checkpoint import load_tensors, save_tensors
 from coterie.engines.chosen import engine_on
 from coterie.engines.private import Kept
 from coterie.errors import RunError
 from coterie.evaluate import Measured, measure_own_ask
-from coterie.local import own_outputs
+from coterie.local import Training, own_outputs
+from coterie.methods.base import Fitted
+from coterie.methods.personal.measure import Fit, fit_personal_ask, judge_personal_ask
+from coterie.methods.run_tables import rounds_table
+from coterie.methods.stored import describe, model_from, scaling_from, scaling_record
 from coterie.models import Model, split
-from coterie.personal.measure import Fit, fit_personal_ask, judge_personal_ask
+from coterie.report.numbers import decimals_for
 
 __all__ = ["Adopted", "Fitting", "Personal", "trained"]
+
+_COMMON = "models/models.safetensors"  # what a newcomer needs
+_CLIENTS = "models/clients.safetensors"  # what is each client's own
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,9 @@ class Fitting(Protocol):
     def fitted(self, rows: Ragged) -> Tensor:
         """Models of clients from their labelled rows.  [C, P]"""
 
+    def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All of it, as tensors and words."""
+
 
 @dataclass(frozen=True)
 class Personal:
@@ -75,7 +90,13 @@ class Personal:
         machines it stays there, and this is a handle to it.
     fit : Fit or Fitting
         How a client that has none gets one.
+    scaling : Scaling
+        Of the columns.
     """
+
+    summary: ClassVar[tuple[str, ...]] = (
+        "methods", "spread", "layers", "rounds", "virtual_time", "never_visited", "warnings",
+    )  # fmt: skip
 
     model: Model
     layers: tuple[str, ...]
@@ -83,6 +104,12 @@ class Personal:
     names: np.ndarray
     own: Tensor | Kept
     fit: "Fit | Fitting"
+    scaling: Scaling
+
+    @property
+    def metric(self) -> str:
+        """What scores count."""
+        return "accuracy" if self.model.loss == "cross_entropy" else "rmse"
 
     @property
     def parts(self) -> Tensor:
@@ -157,14 +184,92 @@ class Personal:
             made.append(own_outputs(self.model, whole[None], block)[0][block.real])
         return torch.cat(made)
 
+    # -- the run folder -----------------------------------------------------------------------------------------------
+    def save(self, folder: Path, schema: Schema) -> None:
+        """Write what all share, with what a newcomer needs, and apart from it what is each client's own."""
+        scaling, degree = scaling_record(self.scaling)
+        start, how = self.fit.record()
+        said = {
+            "model": describe(self.model), "schema": schema.model_dump(mode="json"), "degree": degree,
+            "layers": list(self.layers), **how,
+        }  # fmt: skip
+        save_tensors(folder / _COMMON, {"theta": self.theta, **start, **scaling}, said)
+        here = isinstance(self.own, Tensor)  # else parts have stayed with their clients
+        own, names = (self.parts, self.names.tolist()) if here else (self.fit.start[None][:0], [])
+        save_tensors(folder / _CLIENTS, {"own": own}, {"names": names})
+
+    @classmethod
+    def load(cls, folder: Path, document: Mapping[str, Any], module: nn.Module | Model | None) -> tuple[Self, Schema]:
+        """Read what `save` wrote; the user's own network is given."""
+        common, said = load_tensors(folder / _COMMON)
+        own, who = load_tensors(folder / _CLIENTS)
+        names, model = np.asarray(who["names"], dtype=str), model_from(said["model"], module)
+        fit = cls.read_fit(model, common, said)
+        scaling = scaling_from(common, said)
+        found = cls(model, tuple(said["layers"]), common["theta"], names, own["own"], fit, scaling)
+        return found, Schema.model_validate(said["schema"])
+
+    @staticmethod
+    def read_fit(model: Model, common: dict[str, Tensor], said: dict[str, Any]) -> "Fit | Fitting":
+        """Read how a client that has no part gets one."""
+        return Fit(common["start"], said["step_size"], Training(**said["training"]), said["seed"])
+
+    def results(self, fitted: Fitted) -> dict[str, Any]:
+        """What the run's document says of the models."""
+        visits = fitted.per_client.get("rounds")
+        return {
+            "spread": {name: found.said() for name, found in fitted.extra["spread"].items()},
+            "layers": list(self.layers),
+            "rounds": len([r for r in fitted.rounds if "loss" in r.info]),
+            "virtual_time": fitted.extra.get("virtual_time"),
+            "never_visited": 0 if visits is None else int((visits == 0).sum()),
+            "setting": None,
+        }
+
+    def clients(self, fitted: Fitted) -> dict[str, Any]:
+        """Nothing but what was measured."""
+        return {}
+
+    def rounds(self, fitted: Fitted) -> pa.Table:
+        """The rounds, with what held-out rows said on the way and what the clock showed."""
+        told = [r for r in fitted.rounds if "loss" in r.info]
+        table = rounds_table(told).drop_columns(["moved", "sizes", "movement", "spectrum"])
+        columns = {"test_metric": ([r.info.get("test_metric") for r in told], pa.float64())}
+        if fitted.extra.get("virtual_time") is not None:
+            columns["virtual_time"] = ([r.time for r in told], pa.float64())
+        if any("stage" in r.info for r in told):
+            columns |= {name: ([r.info.get(name) for r in told], pa.int64()) for name in ("stage", "enough")}
+        for name, (values, kind) in columns.items():
+            table = table.append_column(name, pa.array(values, kind))
+        return table
+
+    # -- faces --------------------------------------------------------------------------------------------------------
+    def remarks(self, fitted: Fitted) -> list[str]:
+        """How the metric is spread over clients, and what time it took."""
+        said, found = [], fitted.extra["spread"].get(fitted.options.method)
+        if found is not None:
+            names = {"mean": found.mean, "median": found.median}
+            names |= {"worst tenth": found.worst_decile, "best tenth": found.best_decile}
+            form = ".1%" if self.metric == "accuracy" else f".{decimals_for(list(names.values()), 4, most=9)}f"
+            values = ", ".join(f"{name} {value:{form}}" for name, value in names.items())
+            said.append(f"over clients, on held-out rows: {values}")
+        if fitted.extra.get("virtual_time") is not None:
+            said.append(f"virtual time: {fitted.extra['virtual_time']:.4g} seconds")
+        return said
+
+    def arrays(self) -> dict[str, Tensor]:
+        """What all clients share."""
+        return {"theta": self.theta}
+
 
 def _own(private: Kept | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | Kept:
     return private if isinstance(private, Kept) else private[0][name]
 
 
 def trained(
-    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | Kept, rows: Ragged, fit: Fit
-) -> Personal:
+    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | Kept, rows: Ragged, fit: Fit,
+    scaling: Scaling,
+) -> Personal:  # fmt: skip
     """Put together what training left with the server (theta) and with the clients (private).
 
     A client that was never visited, and every client that begins at a common model, fits its part to its training rows,
@@ -172,7 +277,7 @@ def trained(
     """
     if not layers:
         fit = replace(fit, start=theta)
-    found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit)
+    found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit, scaling)
     if not layers:
         return replace(found, own=found.adapted(rows))
     if isinstance(private, Kept):

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""K models, and the one that each client is served by: what clustering leaves behind, and, with K = 1, FedAvg."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from coterie.algorithms.preparation import Scaling
+from coterie.data.schema import Schema
+from coterie.engines.checkpoint import load_tensors, save_tensors
+from coterie.errors import RunError
+from coterie.evaluate import Placed
+from coterie.local.monomials import monomial_names
+from coterie.methods.base import Fitted
+from coterie.methods.run_tables import rounds_table
+from coterie.methods.stored import describe, model_from, named_parameters, scaling_from, scaling_record
+from coterie.models import Dense, Model
+
+__all__ = ["ClusterModels", "Descended"]
+
+_MODELS = "models/models.safetensors"
+_STATE = "state.safetensors"
+_FAR = 1e12  # the loss of a diverged model, on the map
+
+
+@dataclass(frozen=True)
+class Descended:
+    """What Phase 1 of moment descent left behind."""
+
+    anchors: np.ndarray  # [A] their names
+    theta: Tensor  # [A, P] their models
+    spectrum: Tensor  # [L] singular values that the last iteration saw
+
+
+@dataclass(frozen=True)
+class ClusterModels:
+    """K models for rows that are scaled, and where each client belongs.
+
+    Attributes
+    ----------
+    model : Model
+        What theta are parameters of.
+    scaling : Scaling
+        Of the columns.
+    theta : Tensor
+        [K, P]
+    names : ndarray
+        [M] clients, ascending.
+    placed : Placed
+        Where they belong; read back, losses are not known.
+    descended : Descended or None
+        Phase 1 of moment descent.
+    """
+
+    summary: ClassVar[tuple[str, ...]] = ("methods", "n_clusters", "cluster_sizes", "uncertain_clients", "warnings")
+
+    model: Model
+    scaling: Scaling
+    theta: Tensor
+    names: np.ndarray
+    placed: Placed
+    descended: Descended | None = None
+
+    @property
+    def metric(self) -> str:
+        """What scores count."""
+        return "accuracy" if self.model.loss == "cross_entropy" else "rmse"
+
+    @property
+    def sizes(self) -> list[int]:
+        """[K] clients of each cluster."""
+        return torch.bincount(self.placed.label, minlength=len(self.theta)).tolist()
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The cluster of each client by name."""
+        return dict(zip(self.names.tolist(), self.placed.label.tolist(), strict=True))
+
+    # -- the run folder -----------------------------------------------------------------------------------------------
+    def save(self, folder: Path, schema: Schema) -> None:
+        """Write all models together with what they need, and each alone."""
+        scaling, degree = scaling_record(self.scaling)
+        said = {"model": describe(self.model), "schema": schema.model_dump(mode="json"), "degree": degree}
+        save_tensors(folder / _MODELS, {"theta": self.theta, **scaling}, said)
+        for k, theta in enumerate(self.theta):
+            save_tensors(
+                folder / "models" / f"cluster-{k}.safetensors", named_parameters(self.model, theta), {"cluster": k}
+            )
+
+    @classmethod
+    def load(
+        cls, folder: Path, document: Mapping[str, Any], module: nn.Module | Model | None
+    ) -> tuple["ClusterModels", Schema]:
+        """Read what `save` wrote, and where clients belong from the table of clients."""
+        tensors, said = load_tensors(folder / _MODELS)
+        model, theta = model_from(said["model"], module), tensors["theta"]
+        names, placed = _read_clients(folder / "clients.parquet", len(theta))
+        descended = _read_descended(folder, names) if document["method"] == "moment-descent" else None
+        found = cls(model, scaling_from(tensors, said), theta, names, placed, descended)
+        return found, Schema.model_validate(said["schema"])
+
+    def results(self, fitted: Fitted) -> dict[str, Any]:
+        """What the run's document says of the models."""
+        chosen = fitted.extra.get("chosen_run")
+        return {
+            "n_clusters": len(self.theta),
+            "counted": fitted.extra.get("counted"),
+            "cluster_sizes": self.sizes,
+            "chosen_run": 0 if chosen is None else fitted.options.clusters.n_init,
+            "uncertain_clients": int((~self.placed.certain).sum()),
+            "profiles": self._profiles(fitted.schema),
+            "anchors": None if self.descended is None else self.descended.anchors.tolist(),
+        }
+
+    def _profiles(self, schema: Schema) -> dict[str, Any] | None:
+        """How linear models differ: coefficients of standardised features."""
+        model = self.model
+        if not isinstance(model, Dense) or not model.is_linear or model.loss != "squared" or len(self.theta) < 2:
+            return None
+        weight = self.theta[:, model.layers["0.weight"]]
+        return {
+            "features": list(monomial_names(schema.feature_names, self.scaling.degree)),
+            "coefficients": weight.tolist(),
+        }
+
+    def clients(self, fitted: Fitted) -> dict[str, Any]:
+        """Where clients belong, and a map of them."""
+        x, y = _map(self.placed)
+        return {
+            "label": self.placed.label.numpy(),
+            "margin": self.placed.margin.double().numpy(),
+            "margin_error": pa.array(self.placed.margin_error.double().tolist(), pa.float64()),
+            "certain": self.placed.certain.numpy(),
+            "map_x": x,
+            "map_y": y,
+        }
+
+    def rounds(self, fitted: Fitted) -> pa.Table:
+        """A row for each round."""
+        return rounds_table(fitted.rounds)
+
+    # -- faces --------------------------------------------------------------------------------------------------------
+    def remarks(self, fitted: Fitted) -> list[str]:
+        """How clusters were counted, and how large they are."""
+        counted = fitted.extra.get("counted")
+        said = [] if counted is None else [str(counted)]
+        return said + [f"clients per cluster: {', '.join(map(str, self.sizes))}"] * (len(self.theta) > 1)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All models' parameters: "0/...", "1/..." are those of the clusters."""
+        models = [named_parameters(self.model, theta) for theta in self.theta]
+        return {f"{k}/{name}": value.contiguous() for k, model in enumerate(models) for name, value in model.items()}
+
+
+def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:
+    """Lay clients out by how they fare under all models: principal axes of the losses, each relative to the mean."""
+    losses = found.losses.double().nan_to_num(nan=_FAR).clamp(1e-12, _FAR).log().numpy()  # [M, K]
+    about = losses - losses.mean(1, keepdims=True)
+    about = about - about.mean(0)
+    _, _, axes = np.linalg.svd(about, full_matrices=False)
+    across = about @ axes.T
+    second = across[:, 1] if losses.shape[1] > 2 else losses.min(1)
+    return across[:, 0], second
+
+
+def _read_clients(path: Path, n_clusters: int) -> tuple[np.ndarray, Placed]:
+    columns = ["client", "label", "margin", "margin_error", "rows_train"]
+    try:
+        table = pq.read_table(path, columns=columns)
+    except (OSError, pa.ArrowException):
+        raise RunError(f"{path} cannot be read", "start the run again with `coterie fit`") from None
+    label, margin, error, rows = (torch.from_numpy(table[name].to_numpy().copy()) for name in columns[1:])
+    unknown = torch.full((len(label), n_clusters), torch.nan, dtype=torch.float64)
+    return np.asarray(table["client"].to_pylist(), dtype=str), Placed(label, unknown, margin, error, rows)
+
+
+def _read_descended(folder: Path, names: np.ndarray) -> Descended | None:
+    """What Phase 1 left in the last checkpoint; who was given only the models has none."""
+    if not (folder / _STATE).exists():
+        return None
+    tensors, said = load_tensors(folder / _STATE)
+    spectra = [r["info"]["spectrum"] for r in said["rounds"] if "spectrum" in r["info"]]
+    spectrum = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
+    return Descended(names[tensors["state/0/anchors"].numpy()], tensors["state/0/local"], spectrum)

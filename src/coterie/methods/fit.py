@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only fit there is: check, train and measure, whatever the method, wherever the clients are."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from coterie.config import FitOptions
+from coterie.data.clients import Clients
+from coterie.errors import ConfigError
+from coterie.methods.base import Fitted, Given
+from coterie.methods.registry import METHODS, check_options
+from coterie.methods.session import Session, Watch
+from coterie.models import Model
+from coterie.participation import Clock
+
+__all__ = ["check", "fit", "train"]
+
+
+def fit(
+    clients: Clients,
+    options: FitOptions,
+    *,
+    module: nn.Module | Model | None = None,
+    start: Tensor | None = None,
+    clock: Clock | None = None,
+    folder: Path | None = None,
+    every: float = 2.0,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Fit what the options say.
+
+    Parameters
+    ----------
+    clients : Clients
+        Training rows, and held-out ones where there are.
+    options : FitOptions
+        What to fit, and how.
+    module, start, clock
+        What only Python can give: see `Given`.
+    folder : Path, optional
+        Where checkpoints are kept and found.
+    every : float
+        Seconds between checkpoints.
+    watch : callable, optional
+        Told of every round.
+    """
+    given = Given(module, start, clock)
+    check(clients, options, given)
+    return train(clients, Session(options, folder, every, watch), given)
+
+
+def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None:  # noqa: B008  (frozen)
+    """Refuse what cannot work, before anything is written."""
+    if options.method == "auto":
+        raise ConfigError(
+            "--method auto compares structures, and that is done where the rows are at hand",
+            "run `coterie compare` on some of the clients, and name the method",
+        )
+    check_options(options)
+    METHODS[options.method].check(clients, options, given)
+
+
+def train(clients: Clients, session: Session, given: Given = Given()) -> Fitted:  # noqa: B008  (frozen)
+    """Fit what the session's options say, which were checked."""
+    began = time.perf_counter()
+    fitted = METHODS[session.options.method].train(session, clients, given)
+    return replace(fitted, seconds=time.perf_counter() - began)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From clients and options to personal models: prepare, train (in stages, by a clock), compare with baselines, measure."""
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms import averaging, srpfl
+from coterie.config import FitOptions
+from coterie.data.clients import Clients
+from coterie.data.remote import RemoteRows
+from coterie.engines.chosen import AnyEngine, engine_on
+from coterie.engines.drive import Program, Round
+from coterie.engines.private import Kept
+from coterie.methods.base import Fitted, Given
+from coterie.methods.baselines import add_baselines, overall
+from coterie.methods.personal.model import Personal, trained
+from coterie.methods.personal.plan import Plan, check_plan, plan, prepare_personal
+from coterie.methods.personal.scores import measure_personal, spread
+from coterie.methods.session import Prepared, Session
+from coterie.participation import Clock, WallClock, turn_out
+from coterie.protocol import Ask, Replies, Save
+
+__all__ = ["check_personal", "train_personal"]
+
+_MEASURES = 50  # times that held-out rows are looked at on the way, about
+_FAR_MEASURES = 5  # where every look is two messages
+
+
+def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
+    """Prepare, train (in stages, by a clock), and measure, beside baselines."""
+    options, clock = session.options, _clock(clients, session.options, given)
+    made = prepare_personal(session, clients, given.module)
+    how = plan(options, made, clock)
+    engine = engine_on(made.rows, participation=how.policy, clock=how.clock, seed=options.seed, store="fit")
+    program = _measured(how, made, engine, options.training.rounds)
+    done = session.run("fit", made.rows, [program], how.state, options.training.rounds, engine)
+    found = _personal(how, made, engine, done.states[0])
+    scores, per_client = measure_personal(made, how.title, options, found)
+    per_client |= _took_part(engine, how.question, done.rounds)
+    if options.baselines:
+        add_baselines(session, made, scores, per_client)
+    timed = how.clock is not None and not isinstance(how.clock, WallClock)
+    extra = {
+        "spread": spread(made, options.method, per_client),
+        "virtual_time": done.rounds[-1].time if timed and done.rounds else None,
+    }
+    warnings = _warnings(found, how, per_client["rounds"], done.rounds)
+    return Fitted(options, clients.schema, found, scores, per_client, done.rounds, warnings, extra)
+
+
+def check_personal(clients: Clients, options: FitOptions, given: Given) -> None:
+    """Refuse what cannot work, before anything is written."""
+    check_plan(clients, options, module=given.module, clock=_clock(clients, options, given))
+
+
+def _clock(clients: Clients, options: FitOptions, given: Given) -> Clock | None:
+    """The clock that is given; far away, some are faster than others without being told to be."""
+    far = isinstance(clients.train, RemoteRows) and options.personal.clock is None
+    return given.clock or (WallClock() if far else None)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+def _measured(how: Plan, made: Prepared, engine: AnyEngine, rounds: int) -> Program:
+    """Look at held-out rows on the way, as clients would fare if training ended there; nothing is changed by it."""
+    step = max(1, rounds // (_FAR_MEASURES if isinstance(made.rows, RemoteRows) else _MEASURES))
+
+    def judge(state: Any) -> dict[str, float]:
+        inner = _inner(state)
+        if made.test is None or (inner.round % step and inner.round != rounds):
+            return {}
+        found = _personal(how, made, engine, state)
+        return {"test_metric": overall(made, found.measured(made.test, found.own))}
+
+    return lambda state: _told(how.program(state), judge)
+
+
+def _told(
+    inner: Generator[Ask | Save, Replies | None, Any], judge: Callable[[Any], dict[str, float]]
+) -> Generator[Ask | Save, Replies | None, Any]:
+    """Pass an algorithm on, and add to what a round says."""
+    replies: Replies | None = None
+    while True:
+        try:
+            wanted = inner.send(replies)
+        except StopIteration as end:
+            return end.value
+        if isinstance(wanted, Save) and "loss" in wanted.info:
+            wanted = replace(wanted, info={**wanted.info, **judge(wanted.state)})
+        replies = yield wanted
+
+
+def _inner(state: Any) -> averaging.State:
+    found: averaging.State = state.inner if isinstance(state, srpfl.State) else state
+    return found
+
+
+def _personal(how: Plan, made: Prepared, engine: AnyEngine, state: Any) -> Personal:
+    private = engine.private if isinstance(engine.private, Kept) else engine.private.get(0, {})
+    return trained(made.model, how.layers, _inner(state).theta, private, made.rows, how.fit, made.scaling)
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+def _took_part(engine: AnyEngine, question: Ask, rounds: list[Round]) -> dict[str, Tensor]:
+    """In how many rounds each client took part, and, with a clock that foretells, what a round took it on average.  [M]
+
+    Who takes part is drawn by key, so that drawing again tells who did; engines whose clients can be late have counted.
+    """
+    clients = engine.keys
+    count, total = torch.zeros(len(clients), dtype=torch.int64), torch.zeros(len(clients), dtype=torch.float64)
+    asked = [r for r in rounds if r.participants]
+    for done in asked:
+        ask = replace(question, enough=done.info.get("enough"))
+        who = turn_out(engine.participation, engine.clock, ask, round_=done.round, clients=clients, seed=engine.seed)
+        count[who.answered] += 1
+        times = None if engine.clock is None else engine.clock.arrivals(done.round, clients, engine.seed, ask.work)
+        total += torch.nan if times is None else times
+    found = {"rounds": count if engine.heard is None else engine.heard.clone()}
+    if asked and bool(total.isfinite().all()):
+        found["seconds"] = total / len(asked)
+    return found
+
+
+def _warnings(found: Personal, how: Plan, count: Tensor, rounds: list[Round]) -> list[str]:
+    """What a user should know; count [M] is in how many rounds each client took part."""
+    out = []
+    if not bool(found.theta.isfinite().all()):
+        out.append("the model diverged: lower training.step_size")
+    last = next((r.info["enough"] for r in reversed(rounds) if "enough" in r.info), how.n_clients)
+    if last < how.n_clients:
+        out.append(
+            f"training ended with the fastest {last} of {how.n_clients} clients: raise training.rounds, or shorten stages"
+        )
+    if len(count) == 1:
+        out.append("there is only one client, so nothing is shared: check the client column")
+    never = int((count == 0).sum())
+    if never:
+        part = "fitted their part of the model" if how.layers else "went on from the model"
+        out.append(f"{never} of {len(count)} clients never took part: they {part} after training")
+    return out

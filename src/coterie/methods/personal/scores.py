@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well personal models do, overall and spread over clients."""
+
+from torch import Tensor
+
+from coterie.config import FitOptions
+from coterie.methods.base import Score
+from coterie.methods.baselines import metric, newcomers, score
+from coterie.methods.personal.measure import Distribution
+from coterie.methods.personal.model import Personal
+from coterie.methods.session import Prepared
+
+__all__ = ["measure_personal", "spread"]
+
+_NAMED = {"metric": "", "metric_global": "global", "metric_local": "local"}
+
+
+def measure_personal(
+    made: Prepared, title: str, options: FitOptions, found: Personal
+) -> tuple[list[Score], dict[str, Tensor]]:
+    """Measure personal models on training rows, held-out rows and new clients.  -> scores, [M] by name"""
+    train, test, new = found.measured(made.rows, found.own), None, None
+    per_client = {"train_loss": train.loss, "rows_train": train.rows}
+    if made.test is not None:
+        test = found.measured(made.test, found.own)
+        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.right)}
+    parts = newcomers(made.newcomers, options.seed)
+    if parts is not None:
+        support, query = parts
+        new = found.measured(query, found.adapted(support)), query
+    return [score(made, (options.method, title), train, test, new)], per_client
+
+
+def spread(made: Prepared, method: str, per_client: dict[str, Tensor]) -> dict[str, Distribution]:
+    """How the held-out metric of every method is spread over clients."""
+    if "rows_test" not in per_client or not bool((per_client["rows_test"] > 0).any()):
+        return {}
+    better = made.model.loss == "cross_entropy"
+    return {
+        name or method: Distribution.of(per_client[column], per_client["rows_test"], larger_is_better=better)
+        for column, name in _NAMED.items()
+        if column in per_client
+    }

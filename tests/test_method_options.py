@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose option is whose: one table, one refusal, and a help text for every method."""
+
+from typing import get_args
+
+import pytest
+
+from command import coterie
+from coterie.config import FitOptions, Method, options
+from coterie.errors import ConfigError
+from coterie.methods.registry import METHODS, check_options, takers
+
+GROUPS = ("model", "training", "clusters", "moments", "mixture", "personal", "prior")
+
+
+def test_every_method_of_the_options_is_there_and_no_other() -> None:
+    assert set(METHODS) | {"auto"} == set(get_args(Method))
+
+
+def test_every_option_is_somebodys() -> None:
+    nobody = [
+        f"{group}.{name}"
+        for group in GROUPS
+        for name in type(getattr(FitOptions(), group)).model_fields
+        if not takers(group, name)
+    ]
+    assert nobody == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_take_options_that_exist(name: str) -> None:
+    for group, names in METHODS[name].takes.items():
+        assert set(names) <= set(type(getattr(FitOptions(), group)).model_fields), group
+    check_options(options({"method": name}))
+
+
+@pytest.mark.parametrize(
+    ("method", "word", "hint"),
+    [
+        ("fedavg", "clusters.n_clusters=3", "it is for --method ifca or moment-descent"),
+        ("ifca", "moments.iterations=3", "it is for --method moment-descent"),
+        ("ifca", "personal.clock=exponential", "it is for --method fedrep or lg-fedavg or maml"),
+        ("mixture", "training.rounds=3", "did you mean mixture.rounds?"),
+        (
+            "moment-descent",
+            "clusters.n_init=3",
+            "moment-descent makes its own start; leave it out, or use --method ifca",
+        ),
+        ("fedrep", "personal.alpha=0.1", "it is for --method maml"),
+        ("local", "prior.rank=2", "it is for --method representation"),
+        ("shrunk", "training.step_size=0.1", "it is for --method ifca or moment-descent or fedrep"),
+    ],
+)
+def test_an_option_of_another_method_is_refused(method: str, word: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_options(options({"method": method}, sets=[word]))
+    assert raised.value.message == f"{word.partition('=')[0]} is set, and {method} has no use for it"
+    assert raised.value.hint == hint
+
+
+def test_help_of_a_method_lists_its_options_with_their_defaults() -> None:
+    said = coterie("fit", "--method", "fedrep", "--help")
+    assert said.code == 0
+    assert said.out.startswith(
+        "coterie fit DATA --method fedrep: a common representation, and a head for each client\n"
+    )
+    lines = [line.strip() for line in said.out.splitlines()]
+    assert {"personal.head_epochs = 10", "training.step_size = chosen", "model.hidden = []"} <= set(lines)
+    assert not [line for line in lines if line.startswith(("clusters.", "mixture.", "personal.alpha"))]
+    assert coterie("fit", "--method=mixture", "--help").out.count("mixture.") > 10
+
+
+def test_help_of_a_method_that_is_not_there_is_refused() -> None:
+    said = coterie("fit", "--method", "nope", "--help")
+    assert said.code == 2
+    assert "there is no method 'nope'" in said.err
