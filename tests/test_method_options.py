@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose option is whose: one table, one refusal, and a help text for every method."""
 
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from command import coterie
 from coterie.config import FitOptions, Method, options
 from coterie.errors import ConfigError
+from coterie.methods.base import Fitted
 from coterie.methods.registry import METHODS, check_options, takers
 
 GROUPS = ("model", "training", "clusters", "moments", "mixture", "personal", "prior")
@@ -74,3 +76,13 @@ def test_help_of_a_method_that_is_not_there_is_refused() -> None:
     said = coterie("fit", "--method", "nope", "--help")
     assert said.code == 2
     assert "there is no method 'nope'" in said.err
+
+
+def test_names_of_before_are_still_found_with_a_warning() -> None:
+    models = SimpleNamespace(theta="the models")
+    fitted = Fitted(options({}), None, models, [], extra={"counted": "3 clusters"})  # type: ignore[arg-type]
+    for name, found in {"theta": "the models", "mixtures": models, "counted": "3 clusters"}.items():
+        with pytest.warns(DeprecationWarning, match=f"Fitted.{name} is now"):
+            assert getattr(fitted, name) == found
+    with pytest.raises(AttributeError, match="has no attribute 'thetas'"):
+        _ = fitted.thetas
