@@ -23,8 +23,8 @@ from coterie.data.clients import Clients
 from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, RunError
 from coterie.methods.base import Fitted
+from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import read_choice
-from coterie.methods.registry import METHODS
 from coterie.methods.run_tables import events, hide_untested
 from coterie.models import Model
 
@@ -115,7 +115,7 @@ def summary(folder: Path) -> dict[str, Any]:
     """What a finished run found, in short."""
     document = _read_json(folder)
     data, results = document["data"], document["results"]
-    found = {name: results[name] for name in METHODS[document["method"]].models.summary}
+    found = {name: results[name] for name in family_of(document["method"]).models.summary}
     found |= {name: results[name] for name in ("adjusted_rand", "why") if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
     return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
@@ -147,9 +147,9 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Fitted
         The user's own network, when that was trained: code is not kept in a run folder.
     """
     document, options = _read_finished(folder), read_options(folder)
-    method, found = METHODS[options.method], document["results"]
-    models, schema = method.models.load(folder, document, module)
-    scores = [method.score(**said) for said in found["methods"]]
+    family, found = family_of(options.method), document["results"]
+    models, schema = family.models.load(folder, document, module)
+    scores = [family.score(**said) for said in found["methods"]]
     extra = {"counted": read_choice(found["components_choice"])} if "components_choice" in found else {}
     return Fitted(options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"])
 

@@ -6,6 +6,7 @@ they are.
 """
 
 from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,9 @@ from coterie import keys
 from coterie.algorithms.fedavg import LocalState, train_private
 from coterie.local import Training
 from coterie.models import Model
-from coterie.protocol import Ask, Replies, Save, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Tensors, WeightedMean
 
-__all__ = ["fine_tuning"]
+__all__ = ["fine_tuning", "train_unvisited"]
 
 
 def fine_tuning(
@@ -27,6 +28,7 @@ def fine_tuning(
     step_size: float,
     seed: int,
     training: Training = Training(epochs=1, batch_size=10),  # noqa: B008  (frozen)
+    only_new: bool = False,
 ) -> Generator[Ask | Save, Replies | None, LocalState]:
     """Let every client train the common model on its own rows, once; what it finds stays with it, as private `theta`.
 
@@ -40,21 +42,24 @@ def fine_tuning(
         [P] the common model.
     step_size, training
         How the clients go on; one step of MAML's alpha is what MAML trains for.
+    only_new : bool
+        Whether clients that have a model of their own from training (private `visits` above 0) keep it.
     """
     state = state or LocalState()
     if state.round:
         return state
     got = yield Ask(
-        train_private,
+        train_unvisited if only_new else train_private,
         {
             "model": model,
             "step_size": torch.tensor([step_size], dtype=torch.float64),
             "key": keys.key(seed, "fine-tuning")[None],
             "training": training,
             "l2": None,
+            **({"theta": theta} if only_new else {}),
         },
         fold={"loss": WeightedMean("n")},
-        fresh={"theta": theta},
+        fresh={"theta": theta, "visits": torch.tensor(0)} if only_new else {"theta": theta},
         work=training.work(),
         scratch=model.n_outputs,
     )
@@ -64,3 +69,11 @@ def fine_tuning(
     else:
         yield Save(state, {"loss": float(got["loss"])})
     return state
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def train_unvisited(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Train the common model where the client has none of its own yet."""
+    common = {"theta": shared["theta"][:, None].expand(private["theta"].shape)}
+    reply, found = train_private(shared, each, common, data)
+    return reply, {"theta": torch.where(private["visits"][..., None] > 0, private["theta"], found["theta"])}
