@@ -7,7 +7,7 @@ from torch import nn
 
 from coterie.estimators.base import Estimator, estimator_of
 from coterie.models import Model
-from coterie.runs import load_run
+from coterie.runs.folder import load_run
 
 __all__ = ["load"]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear models of clients' own, drawn from what is known of everybody's: local, shrunk, and low-rank models.
 
-The arithmetic is that of the comparison (`coterie.comparison.prior`): a client's model is m + B v, with v ~ N(0, I). Here
+The arithmetic is that of the comparison (`coterie.selection.prior`): a client's model is m + B v, with v ~ N(0, I). Here
 it is fitted to all training rows, kept, and used for clients that come later.
 """
 
@@ -11,12 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.comparison.folds import with_folds
-from coterie.comparison.prior import OWN, Prior, judge_effects_ask
-from coterie.comparison.problem import Problem
-from coterie.comparison.result import Setting
-from coterie.comparison.run import chosen_setting
-from coterie.comparison.structures import Run, begin, prior_for
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
@@ -29,6 +23,12 @@ from coterie.methods.personal.model import Personal
 from coterie.methods.personal.scores import measure_personal, spread
 from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense, Model
+from coterie.selection.folds import with_folds
+from coterie.selection.prior import OWN, Prior, judge_effects_ask
+from coterie.selection.problem import Problem
+from coterie.selection.result import Setting
+from coterie.selection.run import chosen_setting
+from coterie.selection.structures import Run, begin, prior_for
 
 __all__ = ["EffectModels", "FromPrior", "as_dense", "check_effects", "train_effects"]
 

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of regressions within clients: every row has one of R common models, in proportions of the client's own.
+
+EM with components from sums over all clients. Several random starts, with densities that are flat at first, advance in
+lockstep; then the likeliest goes on. Clients have too few rows here to begin with mixtures of their own, as FedGrEM does. As
+for all structures, noise is as wide as a client's own rows say.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import keys
+from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
+from coterie.selection.problem import NOISE_ROWS, Problem, Run
+
+__all__ = [
+    "LEAST",
+    "Mixed",
+    "expect_rows",
+    "fit_mixed",
+    "judge_mixed",
+    "judge_mixed_ask",
+    "masks",
+    "normal",
+    "rows_of",
+    "settled",
+    "shares",
+]
+
+_COLD = 0.1  # densities begin with this power
+_TRIAL = 0.35  # share of the rounds in which all starts advance
+_OWN_ROWS = 2.0  # common proportions count as so many rows of a client
+LEAST = 0.05  # smallest variance of a component, relative to all noise together
+_WEIGHT_STEPS = 20  # in which a client finds its proportions
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Mixtures, in each of F fits and J starts."""
+
+    theta: Tensor  # [F, J, R, P]
+    weights: Tensor  # [F, J, R] common proportions
+    noise: Tensor  # [F, J, R] variances
+    likelihood: Tensor  # [F, J] of all training rows
+
+
+def fit_mixed(
+    base: Tensor, spread: Tensor, problem: Problem, *, n_components: int, starts: int, rounds: int, seed: int
+) -> Run:
+    """Fit mixtures, and take the likeliest start of every fit.  -> Mixed with J = 1
+
+    Parameters
+    ----------
+    base, spread : Tensor
+        [F, P], [F] one model for all, and the variance around it.
+    """
+    state = _begin(base, spread, n_components, starts, seed)
+    trial = max(1, round(_TRIAL * rounds))
+    for round_ in range(rounds):
+        if round_ == trial:
+            state = _likeliest(state)
+        power = torch.tensor(min(1.0, _COLD ** (1 - round_ / max(trial - 3, 1))), dtype=torch.float64)
+        fold = {name: Sum() for name in ("moments", "rows", "likelihood")}
+        shared = {"problem": problem, **vars(state), "power": power}
+        name = f"weights {n_components} {state.weights.shape[1]}"
+        fresh = {name: torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
+        got = yield Ask(expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem))
+        if got is not None and got.n:
+            state = _maximised(state, got, spread)
+        yield Save(state)
+    return _likeliest(state)
+
+
+def _begin(base: Tensor, spread: Tensor, n_components: int, starts: int, seed: int) -> Mixed:
+    """Components as far from the model for all as noise is wide."""
+    fits, size = base.shape
+    draw = keys.generator(seed, n_components, "mixed starts")
+    offset = torch.randn(starts, n_components, size, generator=draw, dtype=torch.float64) * size**-0.5
+    theta = base[:, None, None] + spread[:, None, None, None].sqrt() * offset
+    equal = torch.full((fits, starts, n_components), 1.0 / n_components, dtype=torch.float64)
+    noise = spread[:, None, None].expand_as(equal).clone()
+    return Mixed(theta, equal, noise, torch.zeros(fits, starts, dtype=torch.float64))
+
+
+def _likeliest(state: Mixed) -> Mixed:
+    best = state.likelihood.argmax(1)
+    at = torch.arange(len(best))
+    return Mixed(*(value[at, best][:, None] for value in vars(state).values()))
+
+
+def _maximised(state: Mixed, got: Replies, spread: Tensor) -> Mixed:
+    """The M-step, from sums of products by responsibility."""
+    moments = _square(got["moments"], state.theta.shape[-1] + 1)  # [F, J, R, Q, Q]
+    rows = got["rows"].clamp(min=1e-9)
+    little = 1e-6 * (1 + rows[..., None]).expand_as(state.theta)
+    theta = torch.linalg.solve(moments[..., :-1, :-1] + torch.diag_embed(little), moments[..., :-1, -1])
+    residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1)
+    squares = torch.einsum("fjrp,fjrpq,fjrq->fjr", residual, moments, residual).clamp(min=0)
+    noise = torch.maximum(squares / rows, LEAST * spread[:, None, None])
+    return replace(state, theta=theta, noise=noise, weights=shares(got["rows"]), likelihood=got["likelihood"])
+
+
+def _square(packed: Tensor, size: int) -> Tensor:
+    """Symmetric matrices from their upper triangles."""
+    i, j = torch.triu_indices(size, size)
+    out = packed.new_empty(*packed.shape[:-1], size, size)
+    out[..., i, j] = packed
+    out[..., j, i] = packed
+    return out
+
+
+def shares(rows: Tensor) -> Tensor:
+    """Proportions that are never zero, since their logarithms are taken."""
+    return ((rows + 1e-6) / (rows + 1e-6).sum(-1, keepdim=True)).clamp(min=1e-12)
+
+
+def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
+    """Ask clients how likely held-out rows are, once they have found their proportions in the training rows."""
+    fold = {name: Stack() for name in ("loss", "right", "rows")}
+    return Ask(judge_mixed, {"problem": problem, **vars(found)}, fold, scratch=_scratch(found, problem))
+
+
+def _scratch(state: Mixed, problem: Problem) -> int:
+    return 6 * state.weights.numel() + (problem.n_features + 2) * (problem.n_features + 3) // 2
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """The E-step: sums of products of training rows by responsibility, and new proportions of the client's own."""
+    (name,) = private
+    common = shared["weights"][0][:, :, None]  # [F, J, 1, R]
+    own = private[name][0].permute(1, 2, 0, 3)  # [F, J, C, R]
+    weights = torch.where(own < 0, common, own)
+    train, _ = masks(shared["problem"], data)
+    joint = weights[..., None, :].log() + _density(shared, data)  # [F, J, C, N, R]
+    gamma = (shared["power"][0] * joint).softmax(-1) * train[:, None, ..., None]
+    pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
+    flat = gamma.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [C, F J R, N]
+    moments = torch.bmm(flat, pairs).view(len(flat), *gamma.shape[:2], gamma.shape[-1], -1)
+    rows = gamma.sum(3)
+    reply = {
+        "moments": moments,
+        "rows": rows.movedim(2, 0),
+        "likelihood": (joint.logsumexp(-1) * train[:, None]).sum(-1).movedim(2, 0),
+    }
+    kept = _proportions(rows, common).permute(2, 0, 1, 3)
+    return {field: value[None] for field, value in reply.items()}, {name: kept[None]}
+
+
+def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Find the client's proportions and noise in its training rows, and judge the mixture by the held-out ones."""
+    train, held = masks(shared["problem"], data)
+    residual, common = _residuals(shared, data), shared["weights"][0][:, :, None]
+    noise = shared["noise"][0][:, :, None, None]
+    loss, weights = settled(residual, noise, common, train[:, None], held[:, None], own=True)
+    z = rows_of(data)
+    expected = torch.einsum("fjcp,cnp->fjcn", torch.einsum("fjcr,fjrp->fjcp", weights, shared["theta"][0]), z[..., :-1])
+    squares = (expected - z[..., -1]).square()
+    reply = {"loss": loss, "right": (squares * held[:, None]).sum(-1), "rows": held.sum(-1)[:, None]}
+    return {field: value.movedim(2, 0)[None] for field, value in reply.items()}, {}
+
+
+def settled(
+    residual: Tensor, noise: Tensor, common: Tensor, train: Tensor, held: Tensor, *, own: bool
+) -> tuple[Tensor, Tensor]:
+    """Minus the log-likelihood of held-out rows, once the client knows how wide its noise is, and its proportions if `own`.
+
+    residual [..., C, N, R], noise and common [..., 1, 1, R], [..., 1, R], masks [..., C, N] -> [..., C], weights [..., C, R]
+    """
+    weights = common.expand(*residual.shape[:-2], -1)
+    wide = torch.ones_like(residual[..., 0, 0])  # [..., C] factor on all variances
+    n = train.sum(-1)
+    for _ in range(_WEIGHT_STEPS):
+        density = normal(residual, noise * wide[..., None, None])
+        gamma = (weights[..., None, :].log() + density).softmax(-1) * train[..., None]
+        if own:
+            weights = _proportions(gamma.sum(-2), common)
+        wide = (NOISE_ROWS + (gamma * residual.square() / noise).sum((-2, -1))) / (NOISE_ROWS + n)
+    density = normal(residual, noise * wide[..., None, None])
+    likelihood = (weights[..., None, :].log() + density).logsumexp(-1)
+    return -(likelihood * held).sum(-1), weights
+
+
+def _proportions(rows: Tensor, common: Tensor) -> Tensor:
+    return (rows + _OWN_ROWS * common) / (rows.sum(-1, keepdim=True) + _OWN_ROWS)
+
+
+def rows_of(data: Block) -> Tensor:
+    """Features, intercept and target.  [C, N, Q]"""
+    return torch.cat([data.x[..., :-1], torch.ones_like(data.x[..., :1]), data.target[..., None]], -1)
+
+
+def _pairs(data: Block) -> Tensor:
+    z = rows_of(data)
+    i, j = torch.triu_indices(z.shape[-1], z.shape[-1])
+    return z[..., i] * z[..., j]
+
+
+def masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
+    """Which rows are trained on, and which are held out.  [F, C, N]"""
+    fold = data.x[..., -1]
+    numbers = torch.tensor(problem.held, dtype=fold.dtype).view(-1, 1, 1)
+    train = (fold != numbers) & (fold != problem.n_folds) & data.real
+    return train.to(data.x.dtype), ((fold == numbers) & data.real).to(data.x.dtype)
+
+
+def _density(shared: dict[str, Any], data: Block) -> Tensor:
+    """Log density of every row under every component.  [F, J, C, N, R]"""
+    return normal(_residuals(shared, data), shared["noise"][0][:, :, None, None])
+
+
+def _residuals(shared: dict[str, Any], data: Block) -> Tensor:
+    """Of every row under every component.  [F, J, C, N, R]"""
+    z, theta = rows_of(data), shared["theta"][0]
+    outputs = (z[..., :-1].flatten(0, 1) @ theta.flatten(0, 2).T).view(*z.shape[:2], *theta.shape[:3])
+    residual: Tensor = z[..., -1, None, None, None] - outputs
+    return residual.permute(2, 3, 0, 1, 4)
+
+
+def normal(residual: Tensor, noise: Tensor) -> Tensor:
+    """Log density of normal residuals."""
+    return -0.5 * (residual.square() / noise + (2 * torch.pi * noise).log())

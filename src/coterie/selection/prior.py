@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients whose models are drawn around a common one: local, shrunk and low-rank models are the same thing here.
+
+Client i has the model w_i = m + B v_i with v_i ~ N(0, I), so its models vary by B B^T around m. With a wide B that nobody
+learns these are local ridge regressions; with B learnt from all clients, models shrunk towards the common one, in every
+direction as far as clients differ there; with a B of few columns, linear representations with heads v_i. m and B are found
+by EM (Laird and Ware, 1982; for classification with a normal approximation at every client's mode): clients answer with
+products like v_i v_i^T, of which the sum is taken, and keep v_i. For regression every client has a noise variance of its
+own, drawn to a common one.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.protocol import Ask, Block, Fold, Replies, Save, Stack, Sum, Tensors
+from coterie.selection.problem import Curves, Problem, Run, curves, noise_level
+
+__all__ = [
+    "OWN", "Kind", "Prior", "expect_effects", "fit_effects", "fresh_model", "judge_effects", "judge_effects_ask", "low_rank",
+    "ridge_prior",
+]  # fmt: skip
+
+Kind = Literal["intercept", "same", "diagonal", "full"]
+
+OWN = "own model"  # under this name clients keep a model of their own
+_NOISE_STEPS = 3  # of a client's own noise, which depends on its model, which depends on the noise
+_FAR = 0.5  # log odds of a standard deviation by which the mean of classifiers moves in a round, at most
+_CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
+_HALVINGS = 4
+_LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
+_FLAT = 100.0  # variance of what is free, in a local model: intercepts
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Where clients' models come from, in each of F fits and J settings."""
+
+    mean: Tensor  # [F, J, P] m
+    root: Tensor  # [F, J, P, R] B
+    noise: Tensor  # [F, J] common noise variance; 1 for classification
+
+
+def ridge_prior(problem: Problem, penalties: tuple[float, ...], n_fits: int, noise: Tensor) -> Prior:
+    """Local models: weights around zero with variance 1 / penalty, intercepts free.  noise [F]"""
+    slopes = problem.slopes
+    variance = torch.stack([slopes / l2 + (1 - slopes) * _FLAT for l2 in penalties])  # [J, P]
+    root = torch.diag_embed(variance.sqrt()).expand(n_fits, -1, -1, -1)
+    return Prior(
+        torch.zeros(n_fits, *variance.shape, dtype=torch.float64), root, noise[:, None].expand(-1, len(penalties))
+    )
+
+
+def low_rank(prior: Prior, bend: Tensor, ranks: tuple[int, ...]) -> Prior:
+    """Keep the directions in which clients differ most, as far as predictions show it.
+
+    Parameters
+    ----------
+    prior : Prior
+        With one setting, of all directions.
+    bend : Tensor
+        [F, P, P] mean second derivatives: how much predictions change along a direction.
+    ranks : tuple of int
+        One setting for each, with columns of zeros where the rank is not the largest.
+    """
+    size = bend.shape[-1]
+    floor = 1e-9 * bend.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(size, dtype=bend.dtype)
+    metric = torch.linalg.cholesky(bend + floor)  # [F, P, P]
+    seen = metric.transpose(-2, -1) @ prior.root[:, 0]
+    u, s, _ = torch.linalg.svd(seen)
+    back = torch.linalg.solve_triangular(metric.transpose(-2, -1), u * s[:, None], upper=True)[..., : max(ranks)]
+    columns = torch.arange(max(ranks))
+    root = torch.stack([back * (columns < r) for r in ranks], 1)
+    n = len(ranks)
+    return Prior(prior.mean.expand(-1, n, -1), root, prior.noise.expand(-1, n))
+
+
+def fit_effects(
+    prior: Prior, *, problem: Problem, kinds: tuple[Kind, ...], rounds: int, tag: str, learn: bool = True
+) -> Run:
+    """Improve a prior by EM.  -> Prior
+
+    Parameters
+    ----------
+    prior : Prior
+        Where to begin.
+    kinds : tuple
+        What the covariance of each setting may be: of intercepts only, of weights that all vary alike ("same") and of
+        intercepts, diagonal, full (within the columns of B).
+    tag : str
+        Under which clients keep their v_i, so as not to begin anew every round.
+    learn : bool
+        Whether m and B are learnt; else only the common noise.
+    """
+    for round_ in range(rounds):
+        centre = learn and round_ % _CENTRE_EVERY == 0
+        fold: dict[str, Fold] = {"count": Sum(), "precision": Sum()}
+        if learn:
+            fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
+        if centre:
+            fold |= {name: Sum() for name in ("slope", "information")}
+        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=_steps(problem, round_), centre=centre)
+        if got is None or got.n == 0:
+            continue
+        count = got["count"].clamp(min=1)  # [F, 1]
+        if problem.is_regression:
+            prior = replace(prior, noise=count / got["precision"])
+        if learn:
+            prior = _maximised(prior, got, count, problem, kinds)
+        yield Save(prior)
+    return prior
+
+
+def _steps(problem: Problem, round_: int) -> int:
+    """Of Newton's method: clients go on from where they were, and regression needs one."""
+    return 6 if round_ == 0 else 1 if problem.is_regression else 2
+
+
+def _maximised(prior: Prior, got: Replies, count: Tensor, problem: Problem, kinds: tuple[Kind, ...]) -> Prior:
+    """The M-step: a new root of the covariance that the kind admits, and a new mean.
+
+    Columns of B are stretched on the way, as far as the rows want it (PX-EM: Liu, Rubin, Wu, Biometrika 1998), and the mean
+    is that of generalised least squares, v_i integrated out. Without that, variances that begin too small or too large, and
+    means in directions in which clients do not differ, would take hundreds of rounds.
+    """
+    stretch = _solved(got["stiffness"], got["stretch"]).clamp(-_LEAST_STRETCH, _MOST_STRETCH)
+    wide, spread = prior.root * (1 + stretch)[:, :, None], got["second"] / count[..., None, None]
+    root = [_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
+    mean = prior.mean
+    if "information" in got.values:
+        step = _solved(got["information"], got["slope"])
+        mean = mean - (step if problem.is_regression else step.clamp(-_FAR, _FAR))  # modes are only nearly so
+    return replace(prior, mean=mean, root=torch.stack(root, 1))
+
+
+def _solved(a: Tensor, b: Tensor) -> Tensor:
+    """Solve, with a trace of ridge where nothing is known.  [..., N, N], [..., N] -> [..., N]"""
+    floor = 1e-6 * a.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=1e-6)[..., None, None]
+    found: Tensor = torch.linalg.solve(a + floor * torch.eye(a.shape[-1], dtype=a.dtype), b)
+    return found
+
+
+def _root(root: Tensor, spread: Tensor, kind: Kind, problem: Problem) -> Tensor:
+    """B of B S B^T, for one setting.  [F, P, R], [F, R, R] -> [F, P, R]"""
+    if kind == "full":
+        values, vectors = torch.linalg.eigh(spread)  # the symmetric root: what clients keep stays near where it was
+        own: Tensor = root @ (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.transpose(-2, -1)
+        return own
+    variance = torch.einsum("fpr,frs,fps->fp", root, spread, root).clamp(min=0)
+    slopes = problem.slopes
+    if kind == "intercept":
+        variance = variance * (1 - slopes)
+    if kind == "same":
+        alike = (variance * slopes).sum(-1, keepdim=True) / slopes.sum()
+        variance = torch.where(slopes > 0, alike, variance)
+    return torch.diag_embed(variance.sqrt())
+
+
+def judge_effects_ask(
+    prior: Prior, problem: Problem, tag: str, *, keep: int | None = None, effects: bool = False
+) -> Ask:
+    """Ask clients how well the models that they make of the prior serve their held-out rows.
+
+    Parameters
+    ----------
+    keep : int, optional
+        The setting whose model a client keeps as its own.
+    effects : bool
+        Whether clients tell v_i, for a map of them.
+    """
+    fold = {name: Stack() for name in ("loss", "right", "rows", *(["effects"] if effects else []))}
+    return _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
+
+
+def fresh_model(problem: Problem) -> Tensors:
+    """A client's own model, before it has one."""
+    return {OWN: torch.zeros(len(problem.held), problem.n_parameters, dtype=torch.float64)}
+
+
+def _ask(
+    step: Any, prior: Prior, problem: Problem, tag: str, fold: dict[str, Any], *, steps: int, keep: int | None = None,
+    centre: bool = False,
+) -> Ask:  # fmt: skip
+    shared = {
+        "problem": problem, "mean": prior.mean, "root": prior.root, "noise": prior.noise, "tag": tag, "steps": steps,
+        "keep": keep, "centre": centre,
+    }  # fmt: skip
+    shape = prior.root.shape
+    nothing = torch.zeros(shape[0], shape[1], shape[3], dtype=torch.float64)
+    fresh = {**problem.fresh, f"{tag} effects": nothing, f"{tag} noise": nothing[..., 0].clone()}
+    if keep is not None:
+        fresh |= fresh_model(problem)
+    return Ask(step, shared, fold, fresh=fresh, scratch=problem.scratch * shape[1], work=float(steps))
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """The E-step: moments of v_i, and the precision of the client's noise."""
+    at = curves(shared["problem"], private, data)
+    found = _effects(shared, private, at)
+    there = (at.n > 0).to(torch.float64)  # [F, 1, C]: who has no training rows would only repeat the prior
+    outer = found.v[..., None] * found.v[..., None, :] + found.covariance
+    bend = found.bend / found.noise[..., None, None]
+    pull = found.v.square() - torch.einsum("fjcrs,fjcsr->fjcr", bend, found.covariance)  # at the mode the slope is -v
+    reply = {
+        "count": there,
+        "precision": there / found.next_noise,
+        "second": there[..., None, None] * outer,
+        "stretch": there[..., None] * pull,
+        "stiffness": there[..., None, None] * bend * outer,
+    }
+    if shared["centre"]:
+        reply |= _about_mean(shared, at, found, there)
+    return _by_client(reply), {**private, **_kept(shared, found)}
+
+
+def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Tensor) -> Tensors:
+    """Slope and curvature of minus the log-likelihood in m, v_i integrated out: H - H B (B^T H B + I)^-1 B^T H."""
+    root = shared["root"][0]
+    _, gradient, hessian = at.quadratic(_models(shared, found.v))
+    scaled = hessian / found.noise[..., None, None]  # [F, J, C, P, P]
+    seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
+    known = scaled - seen @ found.covariance @ seen.transpose(-2, -1)
+    slope = gradient / found.noise[..., None]
+    return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
+
+
+def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Make a model of the prior and of the client's training rows, and judge it by the held-out ones."""
+    at = curves(shared["problem"], private, data)
+    found = _effects(shared, private, at)
+    models = _models(shared, found.v)
+    loss, right = at.held_out(models)
+    kept = {**private, **_kept(shared, found)}
+    if shared["keep"] is not None:
+        kept[OWN] = models[:, shared["keep"]].transpose(0, 1)[None]
+    return _by_client({"loss": loss, "right": right, "rows": at.n_held, "effects": found.v}), kept
+
+
+@dataclass(frozen=True)
+class _Effects:
+    v: Tensor  # [F, J, C, R] mode
+    covariance: Tensor  # [F, J, C, R, R]
+    bend: Tensor  # [F, J, C, R, R] B^T H B
+    noise: Tensor  # [F, J, C] that mode and covariance rest on
+    next_noise: Tensor  # [F, J, C] that follows from them
+
+
+def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
+    """Every client's v_i given its training rows, and its noise."""
+    regression, steps, tag = shared["problem"].is_regression, shared["steps"], shared["tag"]
+    common = shared["noise"][0][..., None]  # [F, J, 1]
+    before = private[f"{tag} noise"][0].permute(1, 2, 0)  # [F, J, C]
+    next_noise = torch.where(before > 0, before, common)
+    v = private[f"{tag} effects"][0].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
+    for _ in range(min(steps, _NOISE_STEPS) if regression else 1):
+        noise = next_noise
+        v, covariance, bend = _mode(shared, at, v, noise, 1 if regression else steps)
+        if regression:
+            unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", bend, covariance)
+            next_noise = noise_level(at.loss(_models(shared, v)) + unsure, at.n, common)
+    return _Effects(v, covariance, bend, noise, next_noise)
+
+
+def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Newton's method for loss(m + B v) / noise + |v|^2 / 2.  -> mode, covariance there, B^T H B"""
+    root = shared["root"][0]  # [F, J, P, R]
+    one = torch.eye(v.shape[-1], dtype=v.dtype)
+    for _ in range(steps):
+        loss, gradient, hessian = at.quadratic(_models(shared, v))
+        bend = _bent(root, hessian)
+        slope = torch.einsum("fjpr,fjcp->fjcr", root, gradient) / noise[..., None] + v
+        factor = torch.linalg.cholesky(bend / noise[..., None, None] + one)
+        step = torch.cholesky_solve(slope[..., None], factor)[..., 0]
+        if shared["problem"].is_regression:
+            v = v - step
+        else:
+            v = _halved(shared, at, v, step, loss + 0.5 * v.square().sum(-1))
+    return v, torch.cholesky_inverse(factor), bend
+
+
+def _bent(root: Tensor, hessian: Tensor) -> Tensor:
+    """B^T H B; a diagonal B needs no products of matrices.  [F, J, P, R], [F, J | 1, C, P, P] -> [F, J, C, R, R]"""
+    if root.shape[-2] == root.shape[-1] and not bool(root.tril(-1).any()) and not bool(root.triu(1).any()):
+        d = root.diagonal(dim1=-2, dim2=-1)[:, :, None]
+        return d[..., None] * hessian * d[..., None, :]
+    return torch.einsum("fjpr,fjcpq,fjqs->fjcrs", root, hessian.expand(-1, root.shape[1], -1, -1, -1), root)
+
+
+def _halved(shared: dict[str, Any], at: Curves, v: Tensor, step: Tensor, before: Tensor) -> Tensor:
+    """Take the step, or as much of it as does not make things worse."""
+    length = torch.ones_like(before)
+    for _ in range(_HALVINGS):
+        new = v - length[..., None] * step
+        worse = at.loss(_models(shared, new)) + 0.5 * new.square().sum(-1) > before + 1e-9 * before.abs()
+        if not bool(worse.any()):
+            return new
+        length = torch.where(worse, 0.5 * length, length)
+    return torch.where(worse[..., None], v, new)
+
+
+def _models(shared: dict[str, Any], v: Tensor) -> Tensor:
+    """m + B v.  [F, J, C, R] -> [F, J, C, P]"""
+    made: Tensor = shared["mean"][0][:, :, None] + torch.einsum("fjpr,fjcr->fjcp", shared["root"][0], v)
+    return made
+
+
+def _kept(shared: dict[str, Any], found: _Effects) -> Tensors:
+    tag = shared["tag"]
+    return {
+        f"{tag} effects": found.v.permute(2, 0, 1, 3)[None],
+        f"{tag} noise": found.next_noise.permute(2, 0, 1)[None],
+    }
+
+
+def _by_client(reply: Tensors) -> Tensors:
+    """[F, J, C, ...] -> [1, C, F, J, ...]"""
+    return {name: value.movedim(2, 0)[None] for name, value in reply.items()}
