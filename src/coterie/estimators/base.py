@@ -25,13 +25,13 @@ from coterie.registry import abouts, options_in, parameters
 
 __all__ = ["ESTIMATORS", "Estimator", "estimator", "estimator_of", "options_of"]
 
-_Class = TypeVar("_Class", bound=type["Estimator"])
+_Class = TypeVar("_Class", bound="Estimator")
 
 ESTIMATORS: dict[str, type["Estimator"]] = {}  # by the method that they fit
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
-def estimator(kind: _Class) -> _Class:
+def estimator(kind: type[_Class]) -> type[_Class]:
     """Make a class the estimator of its method: a constructor of its options, and a docstring that tells them all."""
     made = parameters(kind)
     told = "".join(f"\n    {name}\n        {about}." for name, about in abouts(made).items())

@@ -30,7 +30,8 @@ class Federated(Estimator):
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Placed:
         """Place clients, old or new, by the loss on their labelled rows; they come in the order of their names."""
-        return placed(self.model_, self.theta_, self.prepared(labelled(self._rows(clients, y, groups))))
+        rows = labelled(self._rows(clients, y, groups))
+        return placed(self.model_, self.theta_, self.prepared(rows))
 
     def known_labels(self, names: np.ndarray) -> Tensor:
         """[M] the cluster of each client in training, -1 for one that was not there; all 0 when there is one model."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimators of personal models: what all share, and what is each client's own."""
 
+from dataclasses import field
 from typing import Any, Self
 
 import numpy as np
@@ -36,6 +37,8 @@ class Personalised(Estimator):
 
     doubts = ("diverged", "training ended with")
 
+    personal_: Personal = field(init=False)
+
     def adopt(self, clients: Any, y: Any = None, groups: Any = None) -> Self:
         """Take clients in that were not there in training: they fit their personal part to these labelled rows, and keep it.
 
@@ -66,8 +69,7 @@ class Personalised(Estimator):
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _know(self, found: Fitted) -> None:
-        self.personal_: Personal = found.models
-        self.model_, self.theta_ = found.models.model, found.models.theta
+        self.personal_, self.model_, self.theta_ = found.models, found.models.model, found.models.theta
         if "spread" in found.extra:
             self.spread_ = found.extra["spread"]
 

@@ -164,7 +164,7 @@ class Personal:
             engine.run([tune])
         else:
             engine.private = kept
-            engine.ask(next(tune(None)))
+            engine.ask(tuning_ask(self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new=True))
         return _own(engine.private, "theta")
 
     def measured(self, rows: Ragged, own: Tensor | Kept) -> Measured:
