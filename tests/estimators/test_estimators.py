@@ -71,7 +71,7 @@ def test_constructor_stores_every_parameter_as_it_is_and_nothing_else(kind: type
 @pytest.mark.parametrize("kind", [IFCA, FedAvg, MixedRegression])
 def test_defaults_are_those_of_the_options(kind: type) -> None:
     # What options leave open (None) is up to the method, and the constructor says what that is.
-    made, plain = kind()._options(), options({"method": kind.method, "baselines": False})
+    made, plain = options_of(kind()), options({"method": kind.method, "baselines": False})
     filled = {"n_clusters", "weighting"}
     for group in ("data", "model", "training", "clusters", "moments"):
         own, default = (getattr(one, group).model_dump() for one in (made, plain))
@@ -392,7 +392,7 @@ def test_clients_with_other_classes_or_levels_are_refused_and_read_with_accepts_
 
 # -- runs -------------------------------------------------------------------------------------------------------------
 def written(folder: Path, model: Any, clients: coterie.Clients) -> Path:
-    asked = model._options()
+    asked = options_of(model)
     begin_run(folder, asked, "test", clients)
     finish_run(folder, fit(clients, asked, module=model.model, folder=folder))
     return folder

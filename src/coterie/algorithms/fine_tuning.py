@@ -17,7 +17,7 @@ from coterie.local import Training
 from coterie.models import Model
 from coterie.protocol import Ask, Block, Replies, Save, Tensors, WeightedMean
 
-__all__ = ["fine_tuning", "train_unvisited"]
+__all__ = ["fine_tuning", "train_unvisited", "tuning_ask"]
 
 
 def fine_tuning(
@@ -28,7 +28,6 @@ def fine_tuning(
     step_size: float,
     seed: int,
     training: Training = Training(epochs=1, batch_size=10),  # noqa: B008  (frozen)
-    only_new: bool = False,
 ) -> Generator[Ask | Save, Replies | None, LocalState]:
     """Let every client train the common model on its own rows, once; what it finds stays with it, as private `theta`.
 
@@ -42,13 +41,24 @@ def fine_tuning(
         [P] the common model.
     step_size, training
         How the clients go on; one step of MAML's alpha is what MAML trains for.
-    only_new : bool
-        Whether clients that have a model of their own from training (private `visits` above 0) keep it.
     """
     state = state or LocalState()
     if state.round:
         return state
-    got = yield Ask(
+    got = yield tuning_ask(model, theta, step_size, seed, training)
+    state = LocalState(round=1)
+    if got is None or got.n == 0:
+        yield Save(state, {"events": ["nobody answered"]})
+    else:
+        yield Save(state, {"loss": float(got["loss"])})
+    return state
+
+
+def tuning_ask(
+    model: Model, theta: Tensor, step_size: float, seed: int, training: Training, *, only_new: bool = False
+) -> Ask:
+    """Ask clients to train the common model; with `only_new`, who has one of its own (`visits` above 0) keeps it."""
+    return Ask(
         train_unvisited if only_new else train_private,
         {
             "model": model,
@@ -63,12 +73,6 @@ def fine_tuning(
         work=training.work(),
         scratch=model.n_outputs,
     )
-    state = LocalState(round=1)
-    if got is None or got.n == 0:
-        yield Save(state, {"events": ["nobody answered"]})
-    else:
-        yield Save(state, {"loss": float(got["loss"])})
-    return state
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------

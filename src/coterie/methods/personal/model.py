@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms.fine_tuning import fine_tuning
+from coterie.algorithms.fine_tuning import fine_tuning, tuning_ask
 from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
@@ -158,7 +158,7 @@ class Personal:
             return _own(engine.private, "personal")
         tune = partial(
             fine_tuning, model=self.model, theta=self.theta, step_size=fit.step_size, seed=fit.seed,
-            training=fit.training, only_new=kept is not None,
+            training=fit.training,
         )  # fmt: skip
         if kept is None:
             engine.run([tune])
