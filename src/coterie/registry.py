@@ -555,7 +555,7 @@ _OF_CLUSTERS = {"mixture.n_components": "use --method mixture; groups of clients
 _OWN_START = dict.fromkeys(
     ("clusters.init", "clusters.n_init", "clusters.candidates"),
     "moment-descent makes its own start; leave it out, or use --method ifca",
-)
+) | {"model.hidden": "moment-descent needs a linear model; leave it out, or use --method ifca"}
 _LINEAR = dict.fromkeys(
     ("model.hidden", "model.intercept", "model.l2"), "it is for linear models with an intercept: leave it out"
 )

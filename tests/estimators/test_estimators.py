@@ -454,8 +454,9 @@ def test_clients_from_arrays_keep_images_whole() -> None:
 
 # -- parameters -------------------------------------------------------------------------------------------------------
 OWN_DEFAULTS = {
-    "n_clusters": {2, None},
-    "hidden": {(), (64,)},
+    "n_clusters": {2},
+    "hidden": {(64,)},
+    "weighting": {"clients", "rows"},
 }  # what an estimator decides where the options leave it open
 
 

@@ -2,7 +2,7 @@
 """Estimators of K models with labels: IFCA, moment descent, and one model for all."""
 
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -89,6 +89,7 @@ class FedAvg(Federated, FedAvgOptions):
     method = "fedavg"
 
     model: nn.Module | Model | None = None
+    weighting: Literal["clients", "rows"] | None = "rows"
 
 
 @estimator
@@ -116,6 +117,7 @@ class IFCA(Federated, IFCAOptions):
     n_clusters: int | None = field(default=2, kw_only=False)
     model: nn.Module | Model | None = None
     start: Tensor | None = None
+    weighting: Literal["clients", "rows"] | None = "clients"
 
 
 @estimator
@@ -144,6 +146,7 @@ class MixedRegression(Federated, MomentDescentOptions):
 
     n_clusters: int | None = field(default=None, kw_only=False)
     start: Tensor | None = None
+    weighting: Literal["clients", "rows"] | None = "rows"
 
     def _know(self, found: Fitted) -> None:
         super()._know(found)

@@ -2,7 +2,7 @@
 """Estimators of personal models: what all share, and what is each client's own."""
 
 from dataclasses import field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from coterie.registry import (
     LocalOptions,
     MAMLOptions,
     RepresentationOptions,
+    Rounds,
     ShrunkOptions,
     SplitOptions,
     Stages,
@@ -95,10 +96,11 @@ class Personalised(Estimator):
 
 
 @parameters
-class Trained(Personalised, Stages):
+class Trained(Personalised, Stages, Rounds):
     """What estimators share whose models are trained in rounds."""
 
     model: nn.Module | Model | None = None
+    weighting: Literal["clients", "rows"] | None = "clients"
     clock: str | Clock | None = None  # type: ignore[assignment]  # one's own, too
 
 

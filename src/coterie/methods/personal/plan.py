@@ -37,7 +37,7 @@ from coterie.participation import (
 from coterie.protocol import Ask
 from coterie.registry import METHODS
 
-__all__ = ["Plan", "check_plan", "plan", "prepare_personal"]
+__all__ = ["Plan", "algorithm_of", "called", "check_plan", "plan", "prepare_personal"]
 
 _BATCH = 10  # rows, as in the paper, when nobody says
 _SMALL_STEP = 0.01  # as in the paper: squared errors of such batches make networks diverge at 0.1 on real data
@@ -91,9 +91,8 @@ def plan(options: FitOptions, made: Prepared, clock: Clock | None) -> Plan:
     p, t = options.personal, options.training
     layers = _layers(options, made.model)
     arguments = _arguments(options, made, layers)
-    where, _, name = METHODS[options.method].program.partition(":")
-    module = import_module(where)
-    program: Program = _called(getattr(module, name), arguments)
+    algorithm, new_client = algorithm_of(options.method)
+    program: Program = called(algorithm, arguments)
     question = next(wanted for wanted in program(None) if isinstance(wanted, Ask))
     n_clients = _turnout(options, made.rows.n_clients)
     state: Any = averaging.State
@@ -102,7 +101,7 @@ def plan(options: FitOptions, made: Prepared, clock: Clock | None) -> Plan:
         state = srpfl.State[averaging.State]
     policy = Sampled(t.participation) if t.participation < 1 else Everyone()
     own_clock = _clock(p, question.work) if clock is None else clock
-    fit = _fit(made, module, arguments, layers)
+    fit = _fit(made, new_client, arguments, layers)
     return Plan(_title(options), program, state, layers, fit, policy, own_clock, question, n_clients)
 
 
@@ -131,14 +130,21 @@ def _arguments(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> 
     }  # fmt: skip
 
 
-def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> "partial[Any]":
+def algorithm_of(method: str) -> tuple[Callable[..., Any], Callable[..., tuple[float, Training]]]:
+    """The algorithm of a method, and how its clients get a part that they do not have: both are in one file."""
+    where, _, name = METHODS[method].program.partition(":")
+    module = import_module(where)
+    return getattr(module, name), module.new_client
+
+
+def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> "partial[Any]":
     """Hand a function those arguments that it takes."""
     return partial(function, **{name: arguments[name] for name in signature(function).parameters if name in arguments})
 
 
-def _fit(made: Prepared, module: Any, arguments: Mapping[str, Any], layers: tuple[str, ...]) -> Fit:
+def _fit(made: Prepared, new_client: Callable[..., Any], arguments: Mapping[str, Any], layers: tuple[str, ...]) -> Fit:
     """How a client that has no part gets one: as the algorithm's file says."""
-    step_size, training = _called(module.new_client, arguments)()
+    step_size, training = called(new_client, arguments)()
     seed = arguments["seed"]
     start = personal_start(made.model, layers, seed=seed) if layers else first_model(made.model, seed)
     return Fit(start, step_size, training, seed)
