@@ -113,7 +113,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Become what was fitted, now or in a finished run; y are the targets in arrays that were given."""
         self.schema_, self.scaling_, self.client_names_ = found.schema, found.models.scaling, found.models.names
         self.scores_ = {score.method: score for score in found.scores}
-        self.classes_ = classes_of(found.schema, y)
+        if self.task == "auto":
+            self.classes_ = classes_of(found.schema, y)
         self._know(found)
 
     def _know(self, found: Fitted) -> None:
