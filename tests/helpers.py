@@ -37,7 +37,7 @@ from coterie.methods.mixture.fit import PRESETS
 from coterie.methods.personal.plan import algorithm_of, called
 from coterie.models import Dense, Model, Network, linear_regression, softmax_regression
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
-from coterie.participation import Turnout
+from coterie.participation import Participants
 from coterie.protocol import Algorithm, Ask, Block
 from coterie.registry import METHODS, Method, options_in
 
@@ -126,8 +126,8 @@ class Only:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
-        return Turnout(torch.tensor(self.ids, dtype=torch.int64), torch.tensor(self.ids, dtype=torch.int64))
+    ) -> Participants:
+        return Participants(torch.tensor(self.ids, dtype=torch.int64), torch.tensor(self.ids, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class Late:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         everyone = torch.arange(len(clients))
         here = (everyone + round_) % 3 != 0
         answered = everyone[:0] if round_ in self.silent else everyone[here]
-        return Turnout(everyone if self.ask_late else answered, answered)
+        return Participants(everyone if self.ask_late else answered, answered)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import read_choice
 from coterie.methods.run_tables import events, hide_untested
 from coterie.models import Model
+from coterie.report.run_folder import read_document
 
 __all__ = [
     "begin_run",
@@ -189,15 +190,11 @@ def strict(value: Any) -> Any:
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
-    way_out = "name the folder that `coterie fit --out` wrote"
-    try:
-        document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunError(f"{folder} is not a run: it has no run.json", way_out) from None
-    except (ValueError, OSError):
-        raise RunError(f"{folder / 'run.json'} cannot be read", "start the run again with `coterie fit`") from None
-    if not isinstance(document, dict) or not {"status", "config", "fingerprint"} <= document.keys():
-        raise RunError(f"{folder} is not a run: its run.json is of something else", way_out)
+    document = read_document(folder)
+    if not {"status", "config", "fingerprint"} <= document.keys():
+        raise RunError(
+            f"{folder} is not a run: its run.json is of something else", "name the folder that `coterie fit --out` wrote"
+        )
     return document
 
 

@@ -18,7 +18,7 @@ from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors
 from coterie.engines.chosen import engine_on
-from coterie.engines.private import Kept
+from coterie.engines.private import RemoteState
 from coterie.errors import RunError
 from coterie.evaluate import Measured, measure_own_ask
 from coterie.local import Training, own_outputs
@@ -85,7 +85,7 @@ class Personal:
         [Q] what all share; without personal layers [P], where every client begins.
     names : ndarray
         [M] clients, ascending.
-    own : Tensor or Kept
+    own : Tensor or RemoteState
         [M, P - Q] every client's personal part; without personal layers [M, P], its own model. Where clients are on other
         machines it stays there, and this is a handle to it.
     fit : Fit or Fitting
@@ -102,7 +102,7 @@ class Personal:
     layers: tuple[str, ...]
     theta: Tensor
     names: np.ndarray
-    own: Tensor | Kept
+    own: Tensor | RemoteState
     fit: "Fit | Fitting"
     scaling: Scaling
 
@@ -114,7 +114,7 @@ class Personal:
     @property
     def parts(self) -> Tensor:
         """[M, ...] the personal parts, where they are here."""
-        if isinstance(self.own, Kept):
+        if isinstance(self.own, RemoteState):
             raise RunError("personal parts have stayed with their clients", "predict where the clients are")
         return self.own
 
@@ -146,7 +146,7 @@ class Personal:
         assert isinstance(own, Tensor)  # the rows are here
         return own
 
-    def adapted(self, rows: Ragged, kept: Kept | None = None) -> Tensor | Kept:
+    def adapted(self, rows: Ragged, kept: RemoteState | None = None) -> Tensor | RemoteState:
         """Personal parts from rows that may be elsewhere; who has one already, `kept` there, keeps it.  [C, ...]"""
         fit = self.fit
         if not isinstance(fit, Fit):
@@ -167,11 +167,11 @@ class Personal:
             engine.ask(tuning_ask(self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new=True))
         return _own(engine.private, "theta")
 
-    def measured(self, rows: Ragged, own: Tensor | Kept) -> Measured:
+    def measured(self, rows: Ragged, own: Tensor | RemoteState) -> Measured:
         """Judge clients on rows, each with its personal part.  own [C, ...]"""
         engine, name = engine_on(rows), "personal" if self.layers else "theta"
         engine.private = (
-            own if isinstance(own, Kept) else {0: {name: own.clone()}}
+            own if isinstance(own, RemoteState) else {0: {name: own.clone()}}
         )  # measuring writes back what it read
         ask = measure_own_ask(self.model)
         if self.layers:
@@ -266,12 +266,13 @@ class Personal:
         return {"theta": self.theta}
 
 
-def _own(private: Kept | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | Kept:
-    return private if isinstance(private, Kept) else private[0][name]
+def _own(private: RemoteState | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | RemoteState:
+    return private if isinstance(private, RemoteState) else private[0][name]
 
 
 def trained(
-    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | Kept, rows: Ragged, fit: Fit,
+    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | RemoteState, rows: Ragged,
+    fit: Fit,
     scaling: Scaling,
 ) -> Personal:  # fmt: skip
     """Put together what training left with the server (theta) and with the clients (private).
@@ -285,7 +286,7 @@ def trained(
     there = private.fields.get(0, {}) if isinstance(private, Kept) else private
     if not layers and "visits" not in there:
         return replace(found, own=found.adapted(rows))
-    if isinstance(private, Kept):
+    if isinstance(private, RemoteState):
         return replace(found, own=found.adapted(rows, private))
     own = private["personal" if layers else "theta"] if private else found.parts
     new = private["visits"] == 0 if private else torch.ones(rows.n_clients, dtype=torch.bool)
