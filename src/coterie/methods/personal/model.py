@@ -283,7 +283,7 @@ def trained(
     if not layers:
         fit = replace(fit, start=theta)
     found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit, scaling)
-    there = private.fields.get(0, {}) if isinstance(private, Kept) else private
+    there = private.fields.get(0, {}) if isinstance(private, RemoteState) else private
     if not layers and "visits" not in there:
         return replace(found, own=found.adapted(rows))
     if isinstance(private, RemoteState):
