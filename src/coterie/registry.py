@@ -305,6 +305,15 @@ class Meta:
 
 
 @parameters
+class Pull:
+    """Of own models that are pulled to a common one."""
+
+    group: ClassVar[str] = "personal"
+
+    lam: Annotated[AtLeast0, "how strongly own models are pulled to the common one: 0 leaves clients alone"] = 1.0
+
+
+@parameters
 class Stages:
     """Of local work that is counted in passes, by clients of which some are slow."""
 
@@ -377,7 +386,7 @@ class MixtureFields(Components):
     """What FedGrEM needs."""
 
 
-class PersonalFields(Stages, Meta, Heads, Layers):
+class PersonalFields(Stages, Pull, Meta, Heads, Layers):
     """What personal models need, and what time it takes their clients."""
 
 
@@ -424,6 +433,11 @@ class FedRepOptions(Heads, SplitOptions):
 @parameters
 class MAMLOptions(Meta, Stages, Rounds, Networks):
     """Of MAML."""
+
+
+@parameters
+class DittoOptions(Pull, PassesOptions):
+    """Of Ditto."""
 
 
 @parameters
@@ -598,6 +612,10 @@ for _method in (
         MAMLOptions, "MAML", "Fallah et al., 2020", "coterie.algorithms.maml:maml",
         variant=lambda options: "HF-MAML" if options.personal.hessian == "free" else "FO-MAML",
         instead=_IN_PASSES | _PLAIN_STEPS,
+    ),
+    Method(
+        "ditto", "Ditto", "a model for each client, pulled to a common one", "shrunk", "personal", DittoOptions, "Ditto",
+        "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES,
     ),
     Method(
         "local", "One model per client", "a linear model for each client alone", "local", "effects", LocalOptions,

@@ -18,6 +18,7 @@ from coterie.methods.personal.model import Adopted, Personal
 from coterie.models import Model
 from coterie.participation import Clock
 from coterie.registry import (
+    DittoOptions,
     FedRepOptions,
     LocalOptions,
     MAMLOptions,
@@ -29,7 +30,7 @@ from coterie.registry import (
     parameters,
 )
 
-__all__ = ["MAML", "FedRep", "LGFedAvg", "Local", "Personalised", "Representation", "Shrunk", "Trained"]
+__all__ = ["MAML", "Ditto", "FedRep", "LGFedAvg", "Local", "Personalised", "Representation", "Shrunk", "Trained"]
 
 
 @parameters
@@ -163,6 +164,21 @@ class MAML(Trained, MAMLOptions):
     """
 
     method = "maml"
+
+
+@estimator
+class Ditto(Trained, DittoOptions):
+    """A model of its own for every client, pulled to a common one that is trained by FedAvg (Li et al., 2021).
+
+    Attributes
+    ----------
+    theta_ : Tensor
+        [P] the common model.
+    client_names_, personal_, scores_, spread_, history_
+        As of `FedRep`; ``personal_.own`` [M, P] are the models, for scaled rows.
+    """
+
+    method = "ditto"
 
 
 @estimator
