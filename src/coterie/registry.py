@@ -608,6 +608,10 @@ for _method in (
         instead=_IN_PASSES,
     ),
     Method(
+        "fedper", "FedPer", "a common body, and a head for each client, trained together", "representation", "personal",
+        SplitOptions, "FedPer", "Arivazhagan et al., 2019", "coterie.algorithms.fedper:fedper", 1, instead=_IN_PASSES,
+    ),
+    Method(
         "maml", "MAML (Per-FedAvg)", "a model that clients adapt by a few steps", "representation", "personal",
         MAMLOptions, "MAML", "Fallah et al., 2020", "coterie.algorithms.maml:maml",
         variant=lambda options: "HF-MAML" if options.personal.hessian == "free" else "FO-MAML",

@@ -30,7 +30,18 @@ from coterie.registry import (
     parameters,
 )
 
-__all__ = ["MAML", "Ditto", "FedRep", "LGFedAvg", "Local", "Personalised", "Representation", "Shrunk", "Trained"]
+__all__ = [
+    "MAML",
+    "Ditto",
+    "FedPer",
+    "FedRep",
+    "LGFedAvg",
+    "Local",
+    "Personalised",
+    "Representation",
+    "Shrunk",
+    "Trained",
+]
 
 
 @parameters
@@ -147,6 +158,25 @@ class LGFedAvg(Trained, SplitOptions):
     """
 
     method = "lg-fedavg"
+
+    hidden: tuple[int, ...] = (64,)
+
+
+@estimator
+class FedPer(Trained, SplitOptions):
+    """All clients share a body, and each has a head of its own, trained together with it (Arivazhagan et al., 2019).
+
+    The head is the last layer, or `layers`.
+
+    Attributes
+    ----------
+    theta_ : Tensor
+        [Q] the body.
+    client_names_, personal_, scores_, spread_, history_
+        As of `FedRep`.
+    """
+
+    method = "fedper"
 
     hidden: tuple[int, ...] = (64,)
 
