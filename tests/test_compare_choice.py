@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from coterie.comparison.problem import NOISE_ROWS, Problem
 
 from coterie.comparison.choice import as_good, difference, mean_and_error, outlying, simplest
-from coterie.comparison.problem import NOISE_ROWS, Problem
 from coterie.comparison.scores import common_noise, judged_newcomers, judged_rows, normal_score
 from coterie.protocol import Replies
 

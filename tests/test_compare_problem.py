@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import torch
-from torch import Tensor
-
 from coterie.comparison.folds import fold_by_fold, support_and_query, thinned, with_folds, with_support
 from coterie.comparison.problem import Curves, Problem, curves, keep_products
+from torch import Tensor
+
 from coterie.data.ragged import Ragged
 from helpers import federation, ragged
 

@@ -4,10 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
-from sklearn.linear_model import LogisticRegression
-from torch import Tensor
-
 from coterie.comparison.clusters import ByLabel, Clusters, fit_clusters, fit_global, grow, judge_clusters_ask
 from coterie.comparison.fedprox import fit_fedprox
 from coterie.comparison.folds import with_folds
@@ -15,6 +11,10 @@ from coterie.comparison.mixed import Mixed, fit_mixed, judge_mixed_ask
 from coterie.comparison.prior import OWN, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
 from coterie.comparison.problem import NOISE_ROWS, Problem
 from coterie.comparison.shape import fit_shape, judge_shape_ask
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
 from coterie.comparison.structures import Effort, begin, common_model, mixture, prior_for, representation, shrunk
 from coterie.data.planted import planted_structure
 from coterie.data.ragged import Ragged

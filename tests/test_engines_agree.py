@@ -67,7 +67,8 @@ def test_every_algorithm_gives_the_same_and_no_row_leaves_its_node(case: Case, t
     rows = federation(MANY, classes=case.classes).rows
     clients, grid = connected(rows, tmp_path, classes=case.classes)
     how: dict[str, Any] = {"clock": VirtualClock(), "seed": 1} if case.name.startswith("srpfl") else {}
-    far, here = engine_on(clients.train, **how), InProcess(rows, **how)
+    there, near = (r.with_folds(case.folds, seed=0) if case.folds else r for r in (clients.train, rows))
+    far, here = engine_on(there, **how), InProcess(near, **how)
     done, wanted = far.run([case.program(0)]), here.run([case.program(0)])
     assert_same_state(done.states[0], wanted.states[0], atol=case.rounding * DOUBLE)
     assert_no_row_in(grid, rows)

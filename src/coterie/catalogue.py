@@ -16,13 +16,19 @@ from coterie.algorithms import (
     fedrep,
     ifca,
     judging,
+    linear_by_fold,
     linear_representation,
     maml,
     mixture_starts,
     moments,
     neighbours,
+    newton_fedprox,
+    newton_ifca,
+    noise_model,
     one_shot,
     preparation,
+    random_effects,
+    row_mixture,
     serving,
     starts,
 )
@@ -44,8 +50,21 @@ STEPS = (
     one_shot.train_member, preparation.column_sums, preparation.curvature, preparation.monomial_sums,
     preparation.squared_length, serving.about_centre, serving.adopt, serving.squared_errors, starts.attract,
     starts.fit_alone, starts.potential, starts.serve,
+    newton_fedprox.fedprox_step, newton_ifca.candidate_gain, newton_ifca.cluster_step, newton_ifca.judge_clusters,
+    newton_ifca.loss_gap, newton_ifca.own_model, noise_model.expect_noise, noise_model.judge_noise, noise_model.widen_noise,
+    random_effects.expect_effects, random_effects.judge_effects, row_mixture.expect_rows, row_mixture.judge_mixed,
 )  # fmt: skip
-VALUES = (Dense, Gaussian, Network, Regression, Split, Training, preparation.Scaling)
+VALUES = (
+    Dense,
+    Gaussian,
+    Network,
+    Regression,
+    Split,
+    Training,
+    preparation.Scaling,
+    linear_by_fold.Problem,
+    newton_ifca.ByLabel,
+)
 
 for _step in STEPS:
     register_step(_step)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.serving import adopt_ask
-from coterie.comparison.folds import fold_by_fold
 from coterie.comparison.result import ORDER
 from coterie.comparison.scores import Judged
 from coterie.comparison.structures import Effort, Found
@@ -39,7 +38,7 @@ def fit_densities(
     Rows are scaled, and in float64.
     """
     sizes = tuple(range(1, effort.max_components + 1))
-    parts = fold_by_fold(train, n_folds, seed)
+    parts = train.fold_by_fold(n_folds, seed=seed)
     found, final = {}, {}
     for name in (one for one in ORDER if one in wanted and one in DENSITIES):
         told(name)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.comparison.folds import fold_by_fold, support_and_query, thinned
 from coterie.comparison.networks_fit import ALONE, MOMENTUM, STEPS, TUNED, Served, Shared, Trainer
 from coterie.comparison.result import FitAdvice, Setting
 from coterie.comparison.scores import Judged, joined, judged_newcomers, judged_rows
@@ -63,16 +62,15 @@ class Networks:
     @cached_property
     def trainer(self) -> Trainer:
         """How all of them are trained; not on more rows of a client than networks need."""
-        rows = thinned(self.task.train, _ROWS, self.task.seed).to(self.model.dtype)
+        rows = self.task.train.thinned(_ROWS, seed=self.task.seed).to(self.model.dtype)
         return Trainer(self.model, rows, self.rounds, self.starts, self.task.seed, self.task.scaling)
 
     @cached_property
     def sides(self) -> list[tuple[Ragged, Ragged | None]]:
         """[F] what is trained on, and what judges: every fold in turn, and test rows."""
         every, dtype = self.trainer.rows, self.model.dtype
-        folds = fold_by_fold(every, self.task.problem.n_folds, self.task.seed)
-        parts = [(part.to(dtype), held.to(dtype)) for part, held in folds]
-        return [*parts, (every, None if self.task.test is None else self.task.test.to(dtype))]
+        folds = every.fold_by_fold(self.task.problem.n_folds, seed=self.task.seed)
+        return [*folds, (every, None if self.task.test is None else self.task.test.to(dtype))]
 
     def notes(self, chosen: str) -> tuple[str, ...]:
         """What a reader should know."""
@@ -154,9 +152,7 @@ class Networks:
 
     def on_newcomers(self, found: dict[str, Found], fits: dict[str, Sequence[Served]], settings: dict[str, int]) -> New:
         """Judge the fits with the chosen settings by new clients, who show a few labelled rows."""
-        assert self.task.newcomers is not None
-        parts = support_and_query(self.task.newcomers, self.task.few_shot, self.task.seed)
-        support, query = (part.to(self.model.dtype) for part in parts)
+        support, query = (part.to(self.model.dtype) for part in self.task.shown_and_judged())
         out: New = {}
         for name, j in settings.items():
             got = _replies([[fits[name][j].on_new(support, query)]], self.task.problem.is_regression)

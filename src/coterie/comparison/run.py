@@ -8,20 +8,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
+from coterie.algorithms.random_effects import Prior
 from coterie.comparison.choice import OUTLIER, difference, outlying, simplest
-from coterie.comparison.clusters import Clusters
 from coterie.comparison.density import density_newcomers, fit_densities
-from coterie.comparison.folds import support_and_query, thinned, with_support
 from coterie.comparison.networks import FOLDS, Networks
-from coterie.comparison.prior import Prior
-from coterie.comparison.problem import Problem
 from coterie.comparison.result import ORDER, Comparison, Setting
 from coterie.comparison.structures import (
     Effort,
     Found,
-    Run,
-    begin,
     clusters,
     common_model,
     local,
@@ -38,7 +35,7 @@ from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.methods.session import model_for
-from coterie.protocol import Save
+from coterie.protocol import Algorithm, Save
 
 __all__ = ["Tell", "chosen_setting", "compare"]
 
@@ -173,8 +170,7 @@ def _fitted(
     found: dict[str, Found] = {}
     place: list[Tensor] = []
 
-    def program(state: None) -> Run:
-        yield from begin(task.problem)
+    def program(state: None) -> Algorithm:
         told("global")
         found["global"] = yield from common_model(task.problem, effort)
         base, penalty = _base(found["global"], task.judged)
@@ -211,7 +207,9 @@ def _free(found: Found) -> Prior:
     return last
 
 
-def _structure(name: str, task: Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float) -> Run:
+def _structure(
+    name: str, task: Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float
+) -> Algorithm:
     """Fit and judge one structure.  -> Found, or None where clients or features are too few"""
     problem, m = task.problem, task.n_clients
     if name == "local":
@@ -229,9 +227,9 @@ def _mixture(task: Task, effort: Effort, common: Found) -> Found:
     """Mixtures within clients, with at most so many rows of each."""
     base, _ = _base(common, task.judged)
     best = _best_penalty(common, task.judged)
-    rows = thinned(task.rows, MIXTURE_ROWS, task.seed)
+    rows = task.rows.thinned(MIXTURE_ROWS, seed=task.seed)
 
-    def program(state: None) -> Run:
+    def program(state: None) -> Algorithm:
         return (yield from mixture(task.problem, effort, base, common.judged.at(best), task.seed))
 
     found: Found = InProcess(rows).run([program]).states[0]
@@ -305,12 +303,12 @@ def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
 def _new_clients(task: Task, evidence: Evidence) -> New:
     """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
     assert task.newcomers is not None
-    problem = replace(task.problem, held=(task.problem.n_folds,))
-    rows = with_support(task.newcomers, task.few_shot, problem.n_folds, task.seed)
+    problem = replace(task.problem, n_folds=1, held=(1,))
+    support, query = task.shown_and_judged()
+    rows = support.with_folds(1, seed=task.seed, test=query)
     out: New = {}
 
-    def program(state: None) -> Run:
-        yield from begin(problem)
+    def program(state: None) -> Algorithm:
         for name, one in evidence.found.items():
             out[name] = yield from on_newcomers(one, evidence.settings[name], problem)
 
@@ -342,7 +340,7 @@ def _densities(
     evidence = _chosen(task, found, tolerance)
     new: New = {}
     if task.newcomers is not None:
-        support, query = support_and_query(task.newcomers, task.few_shot, task.seed)
+        support, query = task.shown_and_judged()
         for name in ("global", "mixture"):
             if name in found:
                 fit = fits[name][evidence.settings[name]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.comparison.problem import Problem, noise_level
+from coterie.algorithms.linear_by_fold import Problem, noise_level
 from coterie.protocol import Replies
 
 __all__ = ["Judged", "common_noise", "joined", "judged_newcomers", "judged_rows", "normal_score"]

@@ -10,10 +10,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
 from coterie.comparison.choice import as_good, difference, mean_and_error, names_where
-from coterie.comparison.clusters import Clusters
-from coterie.comparison.problem import Problem
 from coterie.comparison.result import Comparison, FitAdvice, Grouping, Setting, Structure, Trial
 from coterie.comparison.structures import Found, Within
 from coterie.config import PRIOR

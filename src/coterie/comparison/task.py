@@ -8,11 +8,11 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.preparation import Scaling, learn_scaling
-from coterie.comparison.folds import with_folds
-from coterie.comparison.problem import Problem
 from coterie.comparison.result import ORDER
 from coterie.data.clients import Clients
+from coterie.data.draws import First
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ class Task:
         scaling: Scaling = InProcess(train).run([program]).states[0]
 
         def scaled(rows: Ragged | None) -> Ragged | None:
-            return None if rows is None else rows.changed(scaling.features, scaling.target).to(torch.float64)
+            return None if rows is None else rows.scaled(scaling).to(torch.float64)
 
         ready = scaled(train)
         assert ready is not None
@@ -53,7 +53,13 @@ class Task:
     @cached_property
     def rows(self) -> Ragged:
         """Training and test rows together, with their folds."""
-        return with_folds(self.train, self.test, self.problem.n_folds, self.seed)
+        return self.train.with_folds(self.problem.n_folds, seed=self.seed, test=self.test)
+
+    def shown_and_judged(self) -> tuple[Ragged, Ragged]:
+        """Rows that new clients show, and those that judge."""
+        assert self.newcomers is not None
+        query, support = self.newcomers.divide(First(self.few_shot), seed=self.seed, purpose="few shots")
+        return support, query
 
     @property
     def judged(self) -> Tensor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear models of clients' own, drawn from what is known of everybody's: local, shrunk, and low-rank models.
 
-The arithmetic is that of the comparison (`coterie.comparison.prior`): a client's model is m + B v, with v ~ N(0, I). Here
-it is fitted to all training rows, kept, and used for clients that come later.
+The arithmetic is that of the comparison: a client's model is m + B v, with v ~ N(0, I) (`algorithms/random_effects.py`).
+Here it is fitted to all training rows, kept, and used for clients that come later.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.comparison.folds import with_folds
-from coterie.comparison.prior import OWN, Prior, judge_effects_ask
-from coterie.comparison.problem import Problem
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.random_effects import OWN, Prior, judge_effects_ask
 from coterie.comparison.result import Setting
 from coterie.comparison.run import chosen_setting
-from coterie.comparison.structures import Run, begin, prior_for
+from coterie.comparison.structures import prior_for
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
@@ -71,13 +70,8 @@ class FromPrior:
     def fitted(self, rows: Ragged) -> Tensor:
         """Models of clients from their rows; they stay with the clients.  [C, P]"""
         problem = _problem(self.model)
-        engine = InProcess(with_folds(rows, None, 1, 0))
-
-        def program(state: None) -> Run:
-            yield from begin(problem)
-            yield judge_effects_ask(self.prior, problem, self.structure, keep=0)
-
-        engine.run([program])
+        engine = InProcess(rows)
+        engine.ask(judge_effects_ask(self.prior, problem, self.structure, keep=0))
         return as_dense(self.model, engine.worker.private[0][OWN][:, -1])
 
 
@@ -132,9 +126,8 @@ def _from_prior(session: Session, made: Prepared) -> EffectModels:
     model, structure = made.model, session.options.method
     assert isinstance(model, Dense)
     setting = _setting(session.options) or _chosen(made, session.options)
-    rows = with_folds(made.rows, None, 1, 0)
     program = prior_for(structure, setting, _problem(model))
-    prior: Prior = InProcess(rows).run([lambda state: program]).states[0]
+    prior: Prior = InProcess(made.rows).run([lambda state: program]).states[0]
     fit = FromPrior(structure, setting, prior, model)
     return EffectModels(model, (), fit.start, made.rows.names, fit.fitted(made.rows), fit, made.scaling)
 
