@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
-from coterie.flower.events import tell
+from coterie.engines.flower.events import tell
 
 server = ServerApp()
 client = ClientApp()

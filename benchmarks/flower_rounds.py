@@ -26,10 +26,10 @@ from benchmarks import flower_plain
 from coterie.algorithms.fedavg import fedavg
 from coterie.config import options
 from coterie.data.ragged import Ragged
+from coterie.engines.flower.federation import down, up
+from coterie.engines.flower.submission import submit, write_app
+from coterie.engines.flower.superlink import QUIET
 from coterie.engines.in_process import InProcess
-from coterie.flower.connection import QUIET
-from coterie.flower.federation import down, up
-from coterie.flower.submission import submit, write_app
 from coterie.local import Training
 from coterie.models import linear_regression, mlp
 

@@ -8,9 +8,9 @@ import torch
 from benchmarks.timing import best
 from coterie.algorithms.ifca import ifca
 from coterie.algorithms.starts import Start
-from coterie.data.synthetic import bernoulli_starts, mixed_regression
 from coterie.engines.in_process import InProcess
 from coterie.models import Dense
+from coterie.studies.data.synthetic import bernoulli_starts, mixed_regression
 
 CLIENTS, ROWS, FEATURES, CLUSTERS, ROUNDS = 100, 100, 1000, 2, 300
 STEPS = (0.01, 0.1, 1.0)

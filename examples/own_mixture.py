@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
-from coterie.mixture.fit import fit_mixture, labels
+from coterie.methods.mixture.fit import fit_mixture, labels
 from coterie.models.mixtures import Custom
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from coterie.cli import main
+from coterie.cli.commands import main
 
 
 @dataclass(frozen=True)

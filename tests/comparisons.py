@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.comparison.result import ORDER, Comparison, Difference, FitAdvice, Grouping, Structure, Trial
+from coterie.selection.result import ORDER, Comparison, Difference, FitAdvice, Grouping, Structure, Trial
 
 LABELS = {
     "global": "one model for all", "clusters": "3 clusters", "representation": "rank 2", "mixture": "2 components",

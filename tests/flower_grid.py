@@ -12,7 +12,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-import coterie.catalogue  # noqa: F401
+import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema

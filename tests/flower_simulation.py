@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-import coterie.catalogue  # noqa: F401
+import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.engines.checkpoint import save_tensors
 from coterie.engines.chosen import engine_on
 from coterie.engines.flower.connect import connect

@@ -39,7 +39,7 @@ from coterie.engines.checkpoint import to_record
 from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
-from coterie.mixture.fit import PRESETS
+from coterie.methods.mixture.fit import PRESETS
 from coterie.models import Dense, Model, Network, linear_regression, softmax_regression
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
 from coterie.participation import Turnout

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DISTRIBUTION = {"sklearn": "scikit-learn"}  # where it is not called like its module
-OPTIONAL = ("coterie.flower.", "coterie.engines.flower.")
+OPTIONAL = ("coterie.engines.flower.",)
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -80,13 +80,30 @@ def imported_by_commands(tree: ast.Module) -> set[str]:
 
 def test_the_command_line_works_without_what_an_extra_brings() -> None:
     known = modules()
-    reached, todo = set(), ["coterie.cli", "coterie.__main__"]
+    reached, todo = set(), ["coterie.cli.commands", "coterie.__main__"]
     while todo:
         name = todo.pop()
         parents = [".".join(name.split(".")[:i]) for i in range(1, name.count(".") + 2)]
         for module in set(parents) & known.keys() - reached:
             reached.add(module)
             todo += [found for found in imported_by_commands(known[module]) if found.startswith("coterie")]
-    assert {"coterie", "coterie.flower", "coterie.flower_commands", "coterie.flower.federation"} <= reached
+    assert {"coterie", "coterie.cli.flower", "coterie.engines.flower.federation"} <= reached
     brought = {(name, distribution(found)) for name in reached for found in imported_by_commands(known[name])}
     assert {(name, found) for name, found in brought if found in EXTRA} == set()
+
+
+def test_the_import_contract_has_every_package_in_at_most_twelve_layers() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = settings["contracts"][0]["layers"]
+    named = {name for layer in layers for name in re.split(r"\s*[:|]\s*", layer)}
+    everything = {
+        path.stem for path in (SOURCE / "coterie").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    engines = {
+        f"engines.{path.stem}"
+        for path in (SOURCE / "coterie" / "engines").iterdir()
+        if path.suffix == ".py" or path.name == "flower"
+    }
+    wanted = everything - {"__init__", "__main__", "engines"} | engines - {"engines.__init__"}
+    assert named == {f"coterie.{name}" for name in wanted}
+    assert len(layers) <= 12

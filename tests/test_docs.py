@@ -39,7 +39,8 @@ with warnings.catch_warnings():  # typer uses what click will remove
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer
 
-    from coterie import cli, screen
+    from coterie import cli
+    from coterie.runs import screen
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

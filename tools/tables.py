@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from coterie.comparison import ORDER
+from coterie.selection import ORDER
 
 __all__ = ["TABLES"]
 

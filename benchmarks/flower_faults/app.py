@@ -13,12 +13,12 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import coterie.catalogue  # noqa: F401
+import coterie.engines.flower.catalogue  # noqa: F401
+from coterie.engines.flower import server_app as serving
 from coterie.engines.flower.client import answer
 from coterie.engines.flower.messages import Answers, Question
+from coterie.engines.flower.node_data import holding_of
 from coterie.engines.flower.wire import from_records, to_records
-from coterie.flower import serving
-from coterie.flower.holding import holding_of
 
 server = serving.server
 client = ClientApp()

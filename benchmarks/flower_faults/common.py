@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coterie.config import FitOptions, options
-from coterie.flower.federation import Federation, down, up
-from coterie.flower.submission import submit, write_app
+from coterie.engines.flower.federation import Federation, down, up
+from coterie.engines.flower.submission import submit, write_app
 
 ROOT = Path(__file__).resolve().parents[2]
 

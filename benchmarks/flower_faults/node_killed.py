@@ -8,8 +8,8 @@ go on, and the node must be back with the heads that it had.
 import time
 
 from benchmarks.flower_faults.common import Rounds, chosen, federation, fit
-from coterie.flower.federation import process_of, restart
-from coterie.flower.processes import kill
+from coterie.engines.flower.federation import process_of, restart
+from coterie.engines.flower.processes import kill
 
 TIMEOUT = 90.0
 VICTIM = "node-1"

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.flower_faults.common import Rounds, chosen, federation, fit
+from coterie.engines.flower.federation import process_of, restart
+from coterie.engines.flower.processes import kill
 from coterie.errors import CoterieError
-from coterie.flower.federation import process_of, restart
-from coterie.flower.processes import kill
 
 
 def main() -> None:

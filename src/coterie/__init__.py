@@ -10,7 +10,6 @@ import coterie.threads  # noqa: F401  (before torch)
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 
 if TYPE_CHECKING:
-    from coterie.comparison import compare
     from coterie.data.clients import Clients
     from coterie.data.readers import from_arrays, read, read_with
     from coterie.estimators import (
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         Shrunk,
         load,
     )
+    from coterie.selection import compare
 
 __all__ = [
     "IFCA",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m coterie` is `coterie`."""
 
-from coterie.cli import main
+from coterie.cli.commands import main
 
 main()

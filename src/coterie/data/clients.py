@@ -54,6 +54,15 @@ class Clients:
         """[M] names of the clients to learn from, ascending."""
         return self.train.names
 
+    def left_out(self) -> list[str]:
+        """Say what was not used."""
+        said = []
+        if self.dropped_rows:
+            said.append(f"{self.dropped_rows} rows with missing values are left out")
+        if self.dropped_clients:
+            said.append(f"{self.dropped_clients} clients with too few rows are left out")
+        return said
+
     def fingerprint(self) -> str:
         """What tells one data set from another: its columns, its clients, and every value."""
         seen = hashlib.blake2b(self.schema.model_dump_json().encode(), digest_size=16)

@@ -19,7 +19,7 @@ from coterie.estimators.mixed_regression import MixedRegression
 from coterie.estimators.parameters import parameters_of
 from coterie.estimators.personal import Personalised
 from coterie.models import Model
-from coterie.runs import load_run
+from coterie.runs.folder import load_run
 
 __all__ = ["load"]
 

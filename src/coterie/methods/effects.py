@@ -13,9 +13,6 @@ from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.random_effects import OWN, Prior, judge_effects_ask
-from coterie.comparison.result import Setting
-from coterie.comparison.run import chosen_setting
-from coterie.comparison.structures import prior_for
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
@@ -28,6 +25,9 @@ from coterie.methods.personal.model import Personal
 from coterie.methods.personal.scores import measure_personal, spread
 from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense, Model
+from coterie.selection.result import Setting
+from coterie.selection.run import chosen_setting
+from coterie.selection.structures import prior_for
 
 __all__ = ["EffectModels", "FromPrior", "as_dense", "check_effects", "train_effects"]
 

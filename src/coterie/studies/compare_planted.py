@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from coterie.comparison import compare
-from coterie.comparison.result import Comparison
 from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
-from coterie.data.planted import Truth, planted_structure
 from coterie.errors import ConfigError
+from coterie.selection import compare
+from coterie.selection.result import Comparison
 from coterie.studies.common import Column, Outcome, Tell, silent
+from coterie.studies.data.planted import Truth, planted_structure
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "CASES", "COLUMNS", "NAME", "QUICK", "Case", "Settings", "run"]

@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import torch
 
-from coterie.comparison import ORDER, compare
-from coterie.comparison.choice import difference
-from coterie.comparison.result import Comparison
 from coterie.data.clients import Clients
-from coterie.data.images import data_folder
 from coterie.data.ragged import DiskRows, Ragged
 from coterie.data.readers import read
 from coterie.errors import ConfigError, DataError
+from coterie.selection import ORDER, compare
+from coterie.selection.choice import difference
+from coterie.selection.result import Comparison
 from coterie.studies.common import Column, Outcome, Tell, silent
+from coterie.studies.data.images import data_folder
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "NAME", "QUICK", "TASKS", "RealTask", "Settings", "run"]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
-from coterie.data.images import Rotated, digits, rotated
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Column, Schema
 from coterie.evaluate import adjusted_rand
 from coterie.methods.cluster_models import ClusterModels
+from coterie.studies.data.images import Rotated, digits, rotated
 
 __all__ = ["NAME", "demo_clients", "demo_options", "demo_results", "write_demo_rows"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from coterie.data.mixtures import drawn_centres, matched, planted_mixture
-from coterie.mixture.fit import fit_methods
+from coterie.methods.mixture.fit import fit_methods
 from coterie.models.mixtures import Gaussian
 from coterie.studies.common import Column, Outcome, Tell, at_least, silent
+from coterie.studies.data.mixtures import drawn_centres, matched, planted_mixture
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "METHODS", "NAME", "QUICK", "Settings", "run"]

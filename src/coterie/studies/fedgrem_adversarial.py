@@ -16,13 +16,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from coterie.data.contamination import KINDS, Contamination, drawn_clients, spoiled
-from coterie.data.mixtures import CENTRES, Kind, matched, planted_mixture
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
-from coterie.mixture.fit import MixtureFit, fit_methods
+from coterie.methods.mixture.fit import MixtureFit, fit_methods
 from coterie.models.mixtures import Family, Gaussian
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
+from coterie.studies.data.contamination import KINDS, Contamination, drawn_clients, spoiled
+from coterie.studies.data.mixtures import CENTRES, Kind, matched, planted_mixture
 from coterie.studies.fedgrem_real import TEST_SHARE, standardised
 from coterie.studies.fedgrem_simulation import family_of
 from coterie.studies.mixture_common import mean_and_error, misclustering

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import alignment
-from coterie.data.contamination import KINDS, Contamination, drawn_clients, spoiled
 from coterie.data.ragged import Ragged
-from coterie.mixture.fit import fit_methods
+from coterie.methods.mixture.fit import fit_methods
 from coterie.models.mixtures import Gaussian
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
+from coterie.studies.data.contamination import KINDS, Contamination, drawn_clients, spoiled
 from coterie.studies.mixture_common import METHODS, mean_and_error, misclustering
 from coterie.studies.mixture_tasks import N_CLASSES, MixtureTask
 from coterie.studies.parallel import side_by_side

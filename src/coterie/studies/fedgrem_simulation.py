@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from coterie.data.mixtures import CENTRES, Kind, Outliers, matched, planted_mixture
 from coterie.errors import ConfigError
-from coterie.mixture.fit import PRESETS, fit_methods
+from coterie.methods.mixture.fit import PRESETS, fit_methods
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
+from coterie.studies.data.mixtures import CENTRES, Kind, Outliers, matched, planted_mixture
 from coterie.studies.mixture_common import METHODS, mean_and_error
 from coterie.studies.parallel import side_by_side
 

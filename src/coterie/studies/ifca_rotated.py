@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coterie.data.images import Rotated, rotated
 from coterie.engines.checkpoint import replace_file
 from coterie.errors import RunError
 from coterie.models import Model
 from coterie.studies.common import Column, Outcome, Tell, at_least, json_safe, one_of, silent
+from coterie.studies.data.images import Rotated, rotated
 from coterie.studies.rotated_fit import Fit, Score, fit
 from coterie.studies.rotated_settings import Settings, Task
 

@@ -28,13 +28,13 @@ import torch
 from coterie import keys
 from coterie.algorithms.ifca import State, ifca
 from coterie.algorithms.starts import Start
-from coterie.data.synthetic import Planted, Preset, bernoulli_starts, mixed_regression
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.evaluate import match_errors, match_models
 from coterie.models import Dense
 from coterie.protocol import Algorithm
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
+from coterie.studies.data.synthetic import Planted, Preset, bernoulli_starts, mixed_regression
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "INITS", "NAME", "PANELS", "Settings", "run", "settings"]

@@ -34,13 +34,13 @@ from coterie.algorithms.ifca import ifca
 from coterie.algorithms.moments import Estimator
 from coterie.algorithms.one_shot import one_shot
 from coterie.algorithms.starts import Start
-from coterie.data.synthetic import Planted, normal_models
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.models import linear_regression
 from coterie.protocol import Algorithm, Save
 from coterie.studies.common import at_least, one_of, seen
+from coterie.studies.data.synthetic import Planted, normal_models
 from coterie.studies.mixed_problem import Problem, worst_errors
 
 __all__ = [

@@ -12,9 +12,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from coterie.data.synthetic import Covariance, Law, Planted, unequal_mixture
 from coterie.errors import ConfigError
 from coterie.studies.common import one_of
+from coterie.studies.data.synthetic import Covariance, Law, Planted, unequal_mixture
 
 __all__ = ["MOST_CLUSTERS", "Problem", "worst_errors"]
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from coterie.data.synthetic import Covariance, Law
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, silent
+from coterie.studies.data.synthetic import Covariance, Law
 from coterie.studies.mixed_methods import FEDAVG, FEDPROX, ORACLE, ORACLE_FEDPROX, Methods, compare
 from coterie.studies.mixed_problem import Problem
 from coterie.studies.mixed_regression import RATIOS, summary

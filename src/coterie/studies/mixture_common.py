@@ -10,8 +10,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coterie.data.ragged import Ragged
-from coterie.mixture import fit as mixture_fit
-from coterie.mixture.fit import MixtureFit, labels
+from coterie.methods.mixture import fit as mixture_fit
+from coterie.methods.mixture.fit import MixtureFit, labels
 
 __all__ = ["METHODS", "mean_and_error", "misclustering"]
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.data.images import Images, data_folder, fashion_mnist, mnist
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
+from coterie.studies.data.images import Images, data_folder, fashion_mnist, mnist
 
 __all__ = ["FASHION", "MNIST", "PENDIGITS", "MixtureTask", "dealt", "embedding", "pendigits"]
 

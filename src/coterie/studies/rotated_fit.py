@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import fedavg, ifca
-from coterie.data.images import Rotated
 from coterie.engines.in_process import InProcess, Round
 from coterie.evaluate import adjusted_rand
 from coterie.methods.baselines import measured_models, placed
@@ -26,6 +25,7 @@ from coterie.models import Model
 from coterie.participation import Sampled
 from coterie.protocol import Algorithm, Save
 from coterie.studies.common import seen
+from coterie.studies.data.images import Rotated
 from coterie.studies.rotated_settings import Settings
 
 __all__ = ["Fit", "Score", "fit"]

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from coterie.algorithms.starts import Start
-from coterie.data.images import Images, Rotated
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.models import Model
 from coterie.studies.common import at_least, one_of
+from coterie.studies.data.images import Images, Rotated
 
 __all__ = ["INITS", "METHODS", "Settings", "Task"]
 

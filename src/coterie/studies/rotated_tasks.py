@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.data import images
-from coterie.data.augment import flip_and_crop
-from coterie.data.images import Rotated
 from coterie.models import Model, lenet, mlp
+from coterie.studies.data import images
+from coterie.studies.data.augment import flip_and_crop
+from coterie.studies.data.images import Rotated
 from coterie.studies.rotated_settings import Settings, Task
 
 __all__ = [

@@ -24,7 +24,6 @@ from coterie.algorithms.fedrep import partly_shared
 from coterie.algorithms.lg_fedavg import lg_fedavg
 from coterie.algorithms.maml import maml
 from coterie.algorithms.srpfl import Fixed, srpfl
-from coterie.data.holdings import Partition
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import Measured, measure_ask
 from coterie.local import Training
@@ -33,6 +32,7 @@ from coterie.models import Part, last_layers, layer_names, split
 from coterie.participation import turn_out
 from coterie.protocol import Algorithm, Ask, Replies, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
+from coterie.studies.data.holdings import Partition
 from coterie.studies.parallel import side_by_side
 from coterie.studies.srpfl_images_settings import DATASETS, METHODS, PRESETS, SPEEDS, Settings, clients, model, settings
 

@@ -13,17 +13,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from coterie.data import images
-from coterie.data.augment import flip_and_crop
-from coterie.data.handwriting import emnist, femnist
-from coterie.data.holdings import Partition, image_clients
-from coterie.data.images import Images, only_classes
-from coterie.data.partitions import shards
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.models import Model, Network, mlp
 from coterie.participation import DynamicExponential, Exponential, Sampled, Speeds, VirtualClock
 from coterie.studies.common import at_least, one_of
+from coterie.studies.data import images
+from coterie.studies.data.augment import flip_and_crop
+from coterie.studies.data.handwriting import emnist, femnist
+from coterie.studies.data.holdings import Partition, image_clients
+from coterie.studies.data.images import Images, only_classes
+from coterie.studies.data.partitions import shards
 
 __all__ = ["DATASETS", "METHODS", "PRESETS", "SPEEDS", "Settings", "clients", "model", "settings"]
 

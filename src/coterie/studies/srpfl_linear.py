@@ -21,13 +21,13 @@ from torch import Tensor
 
 from coterie.algorithms.linear_representation import State, linear_representation
 from coterie.algorithms.srpfl import Adaptive, Fixed, Stages, Theory, srpfl
-from coterie.data.representations import PlantedRepresentation, principal_distance
-from coterie.data.representations import linear_representation as plant
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.participation import DynamicExponential, Exponential, Speeds, VirtualClock
 from coterie.protocol import Algorithm, Save
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
+from coterie.studies.data.representations import PlantedRepresentation, principal_distance
+from coterie.studies.data.representations import linear_representation as plant
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "COLUMNS", "METHODS", "NAME", "SPEEDS", "STAGES", "Settings", "run", "settings"]

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from coterie.algorithms.linear_representation import State, linear_representation, random_start
 from coterie.algorithms.srpfl import Theory, srpfl
-from coterie.data.representations import linear_representation as plant
-from coterie.data.representations import principal_distance
 from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError
 from coterie.participation import Exponential, VirtualClock
 from coterie.protocol import Algorithm, Save
 from coterie.studies.common import seen
+from coterie.studies.data.representations import linear_representation as plant
+from coterie.studies.data.representations import principal_distance
 from coterie.studies.srpfl_speedup_theory import Law, everyone, planned
 
 __all__ = ["CONTRACTION", "START", "Curve", "Plant", "arrival", "train"]

@@ -16,7 +16,7 @@ __all__ = [
     "steps", "value_name", "value_type",
 ]  # fmt: skip
 
-_HINT = "register it on the server and on every node; coterie's own come with `import coterie.catalogue`"
+_HINT = "register it on the server and on every node; coterie's own come with `import coterie.engines.flower.catalogue`"
 
 _steps: dict[str, Step] = {}
 _values: dict[str, type] = {}

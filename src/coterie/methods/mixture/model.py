@@ -16,8 +16,8 @@ from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.serving import adopt_ask, error_ask, expectations, spread_ask
 from coterie.data.ragged import Ragged
 from coterie.engines.chosen import engine_on
+from coterie.methods.mixture.results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.methods.mixture.stored import StoredMixtures, Typical
-from coterie.mixture.results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.models.mixtures import Regression
 
 __all__ = ["Adopted", "Mixtures", "Typical", "ready"]

@@ -20,11 +20,11 @@ from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import newcomers
+from coterie.methods.mixture.fit import Choice, choose_components, fit_mixture
 from coterie.methods.mixture.model import Mixtures, ready
+from coterie.methods.mixture.results import EM_METHODS, REVEALED, of_baseline
 from coterie.methods.mixture.scores import MixtureScore, row_counts, scored
 from coterie.methods.session import Session
-from coterie.mixture.fit import Choice, choose_components, fit_mixture
-from coterie.mixture.results import EM_METHODS, REVEALED, of_baseline
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.protocol import Tensors
 

@@ -17,9 +17,9 @@ from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors
 from coterie.errors import RunError
 from coterie.methods.base import Fitted
+from coterie.methods.mixture.results import OUTLIER, Choice, MixtureFit
 from coterie.methods.run_tables import rounds_table
 from coterie.methods.stored import scaling_from, scaling_record
-from coterie.mixture.results import OUTLIER, Choice, MixtureFit
 from coterie.models import Model
 from coterie.models.mixtures import Family, Gaussian, Regression
 

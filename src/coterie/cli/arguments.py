@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands have in common: the words they take, and what is made of these: options, clients, a free folder."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.data.clients import Clients
+
+__all__ = [
+    "AsJson",
+    "Categorical",
+    "Client",
+    "Data",
+    "Exclude",
+    "Hidden",
+    "MinRows",
+    "Missing",
+    "NewClients",
+    "Seed",
+    "Target",
+    "TaskName",
+    "TestSize",
+    "data_tree",
+    "free_folder",
+    "given",
+    "layer_sizes",
+    "read_clients",
+]
+
+Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
+Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
+Target = Annotated[str | None, typer.Option(help="Column to predict.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
+Hidden = Annotated[str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; none is linear.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+Missing = Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")]
+TaskName = Annotated[str | None, typer.Option(help="auto, regression or classification.")]
+Exclude = Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")]
+Categorical = Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")]
+MinRows = Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")]
+TestSize = Annotated[float | None, typer.Option(help="Share of each client's rows to hold out.")]
+NewClients = Annotated[float | None, typer.Option(help="Share of the clients to hold out.")]
+
+
+def data_tree(
+    data: Path | None, exclude: list[str] | None, categorical: list[str] | None, **said: Any
+) -> dict[str, Any]:
+    """The options of reading, as far as they were said."""
+    columns = {"exclude": tuple(exclude or ()) or None, "categorical": tuple(categorical or ()) or None}
+    return {"path": None if data is None else str(data.resolve()), **columns, **said}
+
+
+def given(tree: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what was not said."""
+    kept = {name: given(value) if isinstance(value, dict) else value for name, value in tree.items()}
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+def layer_sizes(text: str | None) -> tuple[int, ...] | None:
+    """Read a list like 64,32."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"'{text}' is not a list of layer sizes", "write it like --hidden 64,32") from None
+
+
+def free_folder(stem: str) -> Path:
+    """Name a folder under runs/ that is not there yet."""
+    number = 1
+    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def read_clients(chosen: "FitOptions") -> "Clients":
+    """Read what the options name."""
+    from coterie.data.readers import read
+    from coterie.studies import digits_demo
+
+    d = chosen.data
+    if d.path == digits_demo.NAME:
+        return digits_demo.demo_clients(chosen.seed)
+    if d.path is None:
+        raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
+    return read(
+        d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
+        missing=d.missing, task=chosen.task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
+        seed=chosen.seed,
+    )  # fmt: skip

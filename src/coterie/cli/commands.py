@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: results to stdout, progress and words to stderr, exit code 2 on misuse.
+
+What a command needs is imported when it runs: help, completion and complaints about words come without torch.
+"""
+
+import itertools
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie import __version__
+from coterie.cli import flower as flower_commands
+from coterie.cli.arguments import AsJson, Categorical, Client, Data, Exclude, Target, free_folder, read_clients
+from coterie.cli.compare import compare_command
+from coterie.cli.fit_options import Every, takes_fit_options
+from coterie.errors import CoterieError
+from coterie.runs.screen import complain, counting, err, progress, warn
+from coterie.studies import compare_commands as studies
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.data.clients import Clients
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Federated learning where clients differ: find the hidden structure without moving the data, train what fits.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(studies.app, name="study")
+app.add_typer(flower_commands.app, name="flower")
+app.command("compare")(compare_command)
+
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
+
+# Misuse raises click's errors. Older versions of typer depend on click, newer ones carry it inside: what both give out by
+# name is one kind of usage error, whose base is the base of all.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("demo")
+def demo_command(
+    out_: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
+    every: Every = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
+    from coterie.studies import digits_demo
+
+    chosen = digits_demo.demo_options(seed)
+    folder = out_ or free_folder("demo")
+    _fit_into(folder, chosen, digits_demo.demo_clients(seed), every, as_json)
+
+
+@app.command("fit")
+@takes_fit_options
+def fit_command(
+    data: Data,
+    chosen: "FitOptions",
+    out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
+    every: Every = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Fit models to clients that differ, and write a run folder with a report."""
+    clients = read_clients(chosen)
+    stem = data.name.split(".")[0]
+    _fit_into(out_ or free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
+
+
+@app.command("resume")
+def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> None:
+    """Continue a run that was interrupted; the result is what it would have been."""
+    from coterie.runs.fit import show_report
+    from coterie.runs.folder import is_finished, read_options
+
+    chosen = read_options(run)
+    if is_finished(run):
+        err.print("the run has finished; only its report is written again")
+        show_report(run, as_json)
+        return
+    _fit_into(run, chosen, read_clients(chosen), every, as_json)
+
+
+@app.command("predict")
+def predict_command(run: Run, data: Data, out_: Out = None) -> None:
+    """Predict every row of DATA, each client by its own cluster's model, by its own mixture, or by its personal model."""
+    from coterie.cli.tables import check_ending, predicted, write_rows
+    from coterie.estimators import load
+
+    check_ending(out_)
+    table, said = predicted(load(run), data)
+    write_rows(table, out_)
+    warn(said)
+
+
+@app.command("assign")
+def assign_command(run: Run, data: Data, out_: Out = None) -> None:
+    """Place clients, also new ones, by their labelled rows: among clusters or components, or with a part of their own."""
+    from coterie.cli.tables import assigned, check_ending, write_rows
+    from coterie.estimators import load
+
+    check_ending(out_)
+    table, said = assigned(load(run), data)
+    write_rows(table, out_)
+    warn(said)
+
+
+@app.command("report")
+def report_command(run: Run) -> None:
+    """Write the HTML report of a run, or of a comparison, again, and print its path."""
+    from coterie.report import write_report
+    from coterie.report.comparison import is_comparison, write_comparison_report
+    from coterie.runs.folder import is_finished
+
+    if is_comparison(run):
+        print(write_comparison_report(run))
+        return
+    if not is_finished(run):
+        err.print(f"warning: the run has not finished; continue it with: coterie resume {run}")
+    print(write_report(run))
+
+
+@data_app.command("check")
+def check_command(
+    data: Data,
+    client: Client = None,
+    target: Target = None,
+    exclude: Exclude = None,
+    categorical: Categorical = None,
+    missing: Annotated[str, typer.Option(help="Missing values: error, mean or drop.")] = "error",
+    task: Annotated[str, typer.Option(help="auto, regression or classification.")] = "auto",
+    min_rows: Annotated[int, typer.Option(help="Leave out clients with fewer rows.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is in the data and what would go wrong."""
+    from coterie.data.check import check
+    from coterie.runs.show import show_findings
+
+    found = check(
+        data, client=client, target=target, exclude=exclude or (), categorical=categorical or (),
+        missing=missing, task=task, min_rows=min_rows,  # type: ignore[arg-type]
+    )  # fmt: skip
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        show_findings(found)
+    if not found.ok:
+        raise typer.Exit(2)
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+def _fit_into(folder: Path, chosen: "FitOptions", clients: "Clients", every: float, as_json: bool) -> None:
+    from coterie.runs.auto import settled_run
+    from coterie.runs.fit import fit_run, show_fitted, show_report
+
+    def begun(left_out: list[str]) -> None:
+        if err.is_terminal:
+            err.print(f"{clients!r}; seed {chosen.seed}; run folder {folder}")
+        warn(left_out)
+
+    command = "coterie " + shlex.join(sys.argv[1:])
+    try:
+        if chosen.method == "auto":
+            with counting() as tell:
+                chosen = settled_run(folder, chosen, clients, command, watch=tell)
+        with progress() as watch:
+            fitted, more = fit_run(folder, chosen, clients, command, every=every, watch=watch, begun=begun)
+    except KeyboardInterrupt:
+        err.print(f"interrupted; continue with: coterie resume {folder}")
+        raise
+    if not as_json:
+        show_fitted(fitted, more)
+        warn(fitted.warnings)
+    show_report(folder, as_json)
+
+
+# -- the entry ---------------------------------------------------------------------------------------------------------
+def main() -> None:
+    """Run the command line."""
+    try:
+        if (name := _asked_method(sys.argv[1:])) is not None:
+            from coterie.cli.fit_options import tell_method
+
+            tell_method(name)
+        code = app(prog_name="coterie", standalone_mode=False)
+        sys.stdout.flush()  # here, where a broken pipe is caught
+        sys.exit(code)
+    except CoterieError as error:
+        complain(error.message, error.hint)
+    except _UsageError as error:
+        _explain(error)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        where = f" '{error.filename}'" if error.filename else ""
+        complain(f"cannot read or write{where}: {error.strerror or error}", "check the path, its permissions, the disk")
+    sys.exit(2)
+
+
+def _asked_method(words: list[str]) -> str | None:
+    """The method that `fit --method M --help` asks about, if it is asked."""
+    if "fit" not in words[:1] or "--help" not in words:
+        return None
+    pairs = itertools.pairwise(words)
+    given = [after for word, after in pairs if word == "--method"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--method=")]
+    return given[-1] if given else None
+
+
+def _explain(error: Any) -> None:
+    """Say in our own manner what click has to say."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked for
+        error.show()
+        return
+    path = error.ctx.command_path if error.ctx is not None else "coterie"
+    way_out = f"`{path} --help` shows what there is"
+    if type(error).__name__ == "NoSuchOption":
+        near = " or ".join(error.possibilities or ())
+        complain(f"there is no option {error.option_name}", f"did you mean {near}?" if near else way_out)
+        return
+    said = error.format_message().rstrip(".")
+    complain(said[0].lower() + said[1:], way_out)

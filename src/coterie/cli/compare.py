@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie compare`: which structure do my clients have?"""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie.cli.arguments import (
+    AsJson,
+    Categorical,
+    Client,
+    Data,
+    Exclude,
+    Hidden,
+    MinRows,
+    Missing,
+    NewClients,
+    Target,
+    TaskName,
+    TestSize,
+    data_tree,
+    free_folder,
+    given,
+    layer_sizes,
+    read_clients,
+)
+from coterie.runs.screen import counting, err, warn
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.data.clients import Clients
+
+__all__ = ["compare_command"]
+
+_NEW_CLIENTS = 0.2  # share that is held out, when nobody says
+_FEW = 10  # clients: of fewer, none is held out
+
+
+def compare_command(
+    data: Data,
+    client: Client = None,
+    target: Target = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the results; a new one under runs/ by default.")
+    ] = None,
+    hidden: Hidden = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer restarts and settings, and less patience.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    missing: Missing = None,
+    task: TaskName = None,
+    exclude: Exclude = None,
+    categorical: Categorical = None,
+    min_rows: MinRows = None,
+    test_size: TestSize = None,
+    new_clients: NewClients = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which structure clients have: one model for all, groups, a shared representation, mixtures, or one model each."""
+    from coterie.config import options
+    from coterie.runs.comparison import about, check_free, write_comparison
+    from coterie.runs.show import show_comparison
+    from coterie.selection import compare
+    from coterie.selection.words import fit_command
+
+    said = data_tree(
+        data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
+        test_size=test_size, new_clients=_NEW_CLIENTS if new_clients is None else new_clients,
+    )  # fmt: skip
+    chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
+    folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
+    check_free(folder)
+    clients = _read(chosen, default=new_clients is None)
+    if err.is_terminal:
+        err.print(f"{clients!r}; seed {seed}")
+    warn(clients.left_out())
+    with counting() as watch:
+        found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
+    named = chosen.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
+    fit = fit_command(named, found[found.chosen].fit, seed=seed)
+    command = "coterie " + shlex.join(sys.argv[1:])
+    document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
+    report = write_comparison(folder, found, document)
+    if as_json:
+        paths: dict[str, Any] = {"folder": str(folder), "report": str(report)}
+        print(json.dumps(paths | document, indent=2, allow_nan=False))
+    else:
+        show_comparison(found, fit)
+        print(f"report: {report}")
+
+
+def _read(chosen: "FitOptions", *, default: bool) -> "Clients":
+    """Read clients; of very few, none is held out unless that was asked for."""
+    clients = read_clients(chosen)
+    held = 0 if clients.newcomers is None else clients.newcomers.n_clients
+    if default and held and clients.n_clients + held < _FEW:
+        data = chosen.data.model_copy(update={"new_clients": 0.0})
+        clients = read_clients(chosen.model_copy(update={"data": data}))
+    return clients

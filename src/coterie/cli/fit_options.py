@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words that say what to fit, for every command that fits."""
+
+import inspect
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from coterie.cli.arguments import (
+    Categorical,
+    Client,
+    Exclude,
+    Hidden,
+    MinRows,
+    Missing,
+    NewClients,
+    Seed,
+    Target,
+    TaskName,
+    TestSize,
+    data_tree,
+    given,
+    layer_sizes,
+)
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+
+__all__ = ["Every", "fit_options", "takes_fit_options", "tell_method"]
+
+Every = Annotated[float, typer.Option("--checkpoint-seconds", help="Seconds between checkpoints.")]
+
+
+def takes_fit_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the words of `fit_options` in place of its parameter `chosen`; it may have the argument `data`."""
+    own = {name: p for name, p in inspect.signature(command).parameters.items() if name != "chosen"}
+    words = {name: p for name, p in inspect.signature(fit_options).parameters.items() if name != "data"}
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        said = {name: values.pop(name) for name in words}
+        command(**values, chosen=fit_options(values.get("data"), **said))
+
+    order = sorted((*words.values(), *own.values()), key=lambda p: p.name != "data")  # its argument first
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in order]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    return called
+
+
+def fit_options(
+    data: Path | None,
+    client: Client = None,
+    target: Target = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="auto (compare, then fit what was chosen), ifca, moment-descent, mixture, fedrep, lg-fedavg, maml, local, "
+            "shrunk, representation, fedavg (with --set training.proximal=...: FedProx)."
+        ),
+    ] = None,
+    clusters: Annotated[
+        int | None, typer.Option(help="Number of clusters; moment-descent can estimate it, ifca takes 2.")
+    ] = None,
+    n_components: Annotated[
+        int | None, typer.Option("--components", help="Components of a mixture; by default chosen on held-out rows.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Directions of a linear representation; by default chosen on held-out rows.")
+    ] = None,
+    starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
+    hidden: Hidden = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Personal layers of fedrep or lg-fedavg, by the beginnings of their names, like 2,3."),
+    ] = None,
+    stragglers: Annotated[
+        str | None,
+        typer.Option(help="none, or srpfl: begin with the fastest clients, and double their number in stages."),
+    ] = None,
+    clock: Annotated[
+        str | None, typer.Option(help="What time a round takes clients: exponential, dynamic or lognormal.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A file of what time rounds take clients, in place of --clock.")
+    ] = None,
+    communication: Annotated[float | None, typer.Option(help="Seconds that are added to every round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
+    seed: Seed = None,
+    missing: Missing = None,
+    task: TaskName = None,
+    exclude: Exclude = None,
+    categorical: Categorical = None,
+    min_rows: MinRows = None,
+    test_size: TestSize = None,
+    new_clients: NewClients = None,
+    baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
+) -> "FitOptions":
+    """Make options of the words of the command line."""
+    from coterie.config import options
+
+    tree: dict[str, Any] = {
+        "method": method, "seed": seed, "baselines": baselines,
+        "data": data_tree(
+            data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
+            test_size=test_size, new_clients=new_clients,
+        ),
+        "model": {"hidden": layer_sizes(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
+        "training": {}, "mixture": {"n_components": n_components}, "prior": {"rank": rank},
+        "personal": {
+            "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
+            "stragglers": stragglers, "communication": communication,
+            "clock": "trace" if trace is not None and clock is None else clock,
+            "trace": None if trace is None else str(trace.resolve()),
+        },
+    }  # fmt: skip
+    chosen = options(given(tree), file=config, sets=sets or ())
+    if rounds is not None:  # whose they are depends on the method, which a file may say
+        tree["mixture" if chosen.method == "mixture" else "training"]["rounds"] = rounds
+        chosen = options(given(tree), file=config, sets=sets or ())
+    return chosen
+
+
+def tell_method(name: str) -> NoReturn:
+    """Print the options of a method, with their defaults, and leave."""
+    from coterie.config import FitOptions
+    from coterie.errors import ConfigError
+    from coterie.methods.registry import METHODS
+
+    if name not in METHODS:
+        raise ConfigError(f"there is no method '{name}' with options of its own", f"there are {', '.join(METHODS)}")
+    method, plain = METHODS[name], FitOptions()
+    print(f"coterie fit DATA --method {name}: {method.about}")
+    print(
+        "Its options, with their defaults, for --set or a file of --config; `coterie fit --help` has those of all methods."
+    )
+    for group, names in method.takes.items():
+        inside = getattr(plain, group)
+        for option in type(inside).model_fields:
+            if option in names:
+                value = getattr(inside, option)
+                print(f"  {group}.{option} = {'chosen' if value is None else _toml(value)}")
+    raise SystemExit(0)
+
+
+def _toml(value: Any) -> str:
+    """A value as a configuration file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie flower`: the same fits on a Flower federation, and a federation on this machine for trying out."""
+
+import importlib.util
+import json
+import shlex
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie.cli.arguments import AsJson, Client, Target, free_folder
+from coterie.cli.fit_options import Every, takes_fit_options
+from coterie.errors import ConfigError
+from coterie.runs.screen import err, out, progress, warn
+
+if TYPE_CHECKING:
+    from coterie.config import FitOptions
+    from coterie.engines.flower.federation import Federation
+    from coterie.engines.flower.superlink import Connection
+
+__all__ = ["app"]
+
+app = typer.Typer(help="The same fits on a Flower federation.", no_args_is_help=True)
+
+_DEMO: dict[
+    str, dict[str, Any]
+] = {  # a message takes seconds, so: few rounds with more work, and starts that share them
+    "training": {"rounds": 4, "local_steps": 80},
+    "clusters": {"init": "random", "n_init": 4},
+}
+
+FOLDER = Path(".coterie-flower")
+
+Folder = Annotated[Path, typer.Option(help="Where the federation on this machine is kept.")]
+Superlink = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT, or a name in Flower's configuration; by default what `up` has started."),
+]
+Certificates = Annotated[
+    Path | None, typer.Option("--root-certificates", help="PEM file that the SuperLink's certificate is checked with.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to --superlink without TLS.")]
+Nodes = Annotated[int | None, typer.Option(help="Nodes to wait for; by default 1, or all that `up` has started.")]
+Timeout = Annotated[float, typer.Option(help="Seconds that a round waits for answers.")]
+
+
+@app.callback()
+def _main() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("Flower is not installed", "pip install 'coterie[flower]'")
+
+
+@app.command("up")
+def up_command(
+    data: Annotated[Path, typer.Option(help="Parquet, CSV(.gz), or a folder of such files.")],
+    client: Client = None,
+    target: Target = None,
+    nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
+    tls: Annotated[bool, typer.Option("--tls", help="Talk over TLS, with nodes that prove who they are.")] = False,
+    folder: Folder = FOLDER,
+) -> None:
+    """Start a SuperLink and SuperNodes on this machine, and deal the clients of DATA to the nodes."""
+    from coterie.engines.flower.federation import up
+
+    made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls)
+    out.print(f"SuperLink at {made.address}{' (TLS)' if tls else ''}, {nodes} nodes, each with its share of {data}")
+    where = "" if folder == FOLDER else f" --folder {folder}"
+    err.print(f"next: coterie flower run --method ifca --clusters 2{where}, then coterie flower down{where}")
+
+
+@app.command("run")
+@takes_fit_options
+def run_command(
+    chosen: "FitOptions",
+    out_: Annotated[Path | None, typer.Option("--out", help="Run folder, on the SuperLink's machine.")] = None,
+    superlink: Superlink = None,
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    nodes: Nodes = None,
+    timeout: Timeout = 600.0,
+    folder: Folder = FOLDER,
+    every: Every = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Fit over the clients of a federation; the same command again continues a run that was interrupted."""
+    with tempfile.TemporaryDirectory() as home:
+        connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
+        if made is not None:
+            own = {key: made.data[key] for key in ("client", "target") if getattr(chosen.data, key) is None}
+            chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update=own)})
+        run = out_ or free_folder(f"flower-{chosen.method}")
+        _run(run, chosen, connection, nodes or _expected(made), timeout, every, as_json)
+
+
+@app.command("resume")
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="A run folder of `coterie flower run`.")],
+    superlink: Superlink = None,
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    nodes: Nodes = None,
+    timeout: Timeout = 600.0,
+    folder: Folder = FOLDER,
+    every: Every = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a run that was interrupted, from its last checkpoint, with its own options."""
+    from coterie.runs.fit import show_report
+    from coterie.runs.folder import is_finished, read_options
+
+    chosen = read_options(run)
+    if is_finished(run):
+        err.print("the run has finished; only its report is written again")
+        show_report(run, as_json)
+        return
+    with tempfile.TemporaryDirectory() as home:
+        connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
+        _run(run, chosen, connection, nodes or _expected(made), timeout, every, as_json)
+
+
+@app.command("status")
+def status_command(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
+    """Say which processes of the federation on this machine run, which nodes are there, and what they have run."""
+    from coterie.engines.flower.federation import find
+
+    made = find(folder)
+    running = made.running()
+    found: dict[str, Any] = {"superlink": made.address, "tls": made.root_certificates is not None, "running": running}
+    if running["superlink"]:
+        found["nodes_online"] = made.connection.nodes_online()
+        runs = made.connection.document("list", made.connection.name)["runs"]
+        found["runs"] = {run["run-id"]: run["status"] for run in runs}
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    out.print(f"SuperLink at {made.address}{' (TLS)' if found['tls'] else ''}; data {made.data['path']}")
+    for name, runs_now in running.items():
+        out.print(f"{name}: {'running' if runs_now else 'ended'}, log {made.folder / 'logs' / name}.log")
+    if "runs" in found:
+        out.print(f"{found['nodes_online']} of {len(made.nodes)} nodes online")
+    for number, status in found.get("runs", {}).items():
+        out.print(f"run {number}: {status}")
+
+
+@app.command("down")
+def down_command(folder: Folder = FOLDER) -> None:
+    """Stop what `up` has started."""
+    from coterie.engines.flower.federation import down
+
+    stopped = down(folder)
+    out.print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+@app.command("demo")
+def demo_command(
+    nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
+    out_: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run the demo's 144 clients on SuperNodes of this machine, and stop everything again."""
+    from coterie.engines.flower.federation import down, up
+    from coterie.studies import digits_demo
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
+    chosen = digits_demo.demo_options(seed)
+    chosen = chosen.model_copy(
+        update={group: getattr(chosen, group).model_copy(update=said) for group, said in _DEMO.items()}
+    )
+    with tempfile.TemporaryDirectory(prefix="coterie-flower-") as place:
+        folder = Path(place)
+        rows = folder / "digits.parquet"
+        digits_demo.write_demo_rows(rows, seed)
+        err.print(f"starting a SuperLink and {nodes} SuperNodes")
+        try:
+            made = up(nodes=nodes, data=rows, client="client", target="digit", folder=folder)
+            _run(out_ or free_folder("flower-demo"), chosen, made.connection, nodes, 600.0, 0.0, as_json)
+        finally:
+            down(folder)
+
+
+# -- small helpers ----------------------------------------------------------------------------------------------------
+def _reach(
+    superlink: str | None, root_certificates: Path | None, insecure: bool, folder: Path, home: Path
+) -> "tuple[Connection, Federation | None]":
+    """Find the SuperLink: what `up` has started, an address, or a name that Flower knows."""
+    from coterie.engines.flower.federation import find
+    from coterie.engines.flower.superlink import Connection
+
+    if superlink is None:
+        made = find(folder)
+        return made.connection, made
+    if ":" not in superlink:
+        return Connection(superlink, None), None
+    authority = None if root_certificates is None else str(root_certificates)
+    connection = Connection("coterie", home, superlink, authority, insecure=insecure)
+    connection.write()
+    return connection, None
+
+
+def _expected(made: "Federation | None") -> int:
+    return 1 if made is None else len(made.nodes)
+
+
+def _run(
+    folder: Path,
+    chosen: "FitOptions",
+    connection: "Connection",
+    nodes: int,
+    timeout: float,
+    every: float,
+    as_json: bool,
+) -> None:
+    from coterie.engines.flower.submission import submit, write_app
+    from coterie.engines.in_process import Round
+
+    config: dict[str, str | int | float | bool] = {
+        "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes, "timeout": timeout,
+        "every": every, "command": "coterie " + shlex.join(sys.argv[1:]),
+    }  # fmt: skip
+    try:
+        with tempfile.TemporaryDirectory() as place, progress() as watch:
+
+            def listen(event: dict[str, Any]) -> None:
+                if event["event"] == "warning":
+                    warn([event["text"]])
+                elif watch is not None:
+                    watch(event["phase"], Round(**event["done"]), event["total"])
+
+            result = submit(write_app(Path(place), config), connection, listen)
+    except KeyboardInterrupt:
+        err.print(f"interrupted; continue with: coterie flower resume {folder}")
+        raise
+    if as_json:
+        print(json.dumps(result["found"], indent=2, allow_nan=False))
+        return
+    print(result["text"], end="")
+    warn(result["warnings"])
+    print(f"report: {result['found']['report']}")

@@ -1,7 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Which structure do clients have? All of them under one protocol of held-out rows and held-out clients."""
-
-from coterie.comparison.result import ORDER, Comparison, Difference, FitAdvice, Grouping, Structure, Trial
-from coterie.comparison.run import compare
-
-__all__ = ["ORDER", "Comparison", "Difference", "FitAdvice", "Grouping", "Structure", "Trial", "compare"]

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All methods as one Flower strategy, that drops into any ServerApp."""
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+import coterie.engines.flower.catalogue  # noqa: F401  registers all steps
+from coterie.config import FitOptions, options
+from coterie.data.clients import Clients
+from coterie.engines.checkpoint import replace_file
+from coterie.engines.flower.connect import connect
+from coterie.errors import ConfigError
+from coterie.methods.base import Fitted
+from coterie.methods.fit import fit
+from coterie.methods.registry import METHODS
+from coterie.methods.session import Watch
+from coterie.runs.fit import fit_run
+
+__all__ = ["CoterieStrategy"]
+
+
+class CoterieStrategy(Strategy):
+    """Fit by one of coterie's methods, over nodes whose ClientApp was given to `coterie.flower.register`.
+
+    Parameters
+    ----------
+    method : str
+        As `coterie fit --method`: ``"ifca"``, ``"moment-descent"``, ``"mixture"``, ``"fedrep"``, ``"lg-fedavg"``,
+        ``"maml"``, ``"fedavg"``.
+    module : mapping, optional
+        The user's own network: one entry, its name (the nodes register the same) and the module.
+    **settings
+        All other options, by group, as in a configuration file: ``clusters={"n_clusters": 4}``, ``training={"rounds": 20}``.
+
+    Attributes
+    ----------
+    options : FitOptions
+        What is fitted, and how.
+    fitted_ : Fitted
+        All that came of it: models, labels, scores, rounds.
+    more_ : dict
+        What only a demo can know.
+
+    Examples
+    --------
+    >>> strategy = CoterieStrategy("ifca", clusters={"n_clusters": 3}, training={"rounds": 10})
+    >>> result = strategy.start(grid, nodes=4)  # doctest: +SKIP
+    """
+
+    def __init__(self, method: str = "ifca", *, module: Mapping[str, nn.Module] | None = None, **settings: Any) -> None:
+        self.options: FitOptions = options({"method": method, **settings})
+        self.modules = dict(module or {})
+        if len(self.modules) > 1:
+            raise ConfigError(f"{len(self.modules)} modules are given, and one is fitted", "give one module")
+        self.fitted_: Fitted | None = None
+        self.more_: dict[str, Any] = {}
+
+    def summary(self) -> None:
+        """Say what is going to be done."""
+        chosen = self.options
+        log(INFO, "\t├──> method: %s, seed %s", chosen.method, chosen.seed)
+        log(INFO, "\t└──> rounds: %s", getattr(chosen, _group(chosen)).rounds)
+
+    def start(  # type: ignore[override]  # models begin as the method says, so there are no initial arrays
+        self,
+        grid: Grid,
+        *,
+        num_rounds: int | None = None,
+        timeout: float = 600.0,
+        nodes: int = 1,
+        folder: Path | None = None,
+        command: str = "coterie.flower.CoterieStrategy",
+        every: float = 2.0,
+        watch: Watch | None = None,
+        begun: Callable[[list[str]], None] = lambda left_out: None,
+    ) -> Result:
+        """Fit, and hand over models in the manner of Flower: ``"0/..."``, ``"1/..."`` are those of the clusters.
+
+        Parameters
+        ----------
+        grid : Grid
+            What leads to the nodes.
+        num_rounds : int, optional
+            In place of what the options say.
+        timeout : float
+            Seconds that a round waits for answers.
+        nodes : int
+            How many nodes to wait for before beginning.
+        folder : Path, optional
+            A run folder, as `coterie fit` writes; a run that was interrupted is continued from it.
+        command : str
+            What the run folder says was asked for.
+        every : float
+            Seconds between checkpoints.
+        watch : callable, optional
+            Told of every round: (phase, what happened, rounds of the phase).
+        begun : callable
+            Told that the run has begun, and what is not used of the data.
+        """
+        chosen = self.options if num_rounds is None else _with_rounds(self.options, num_rounds)
+        name = _identity(folder)
+        clients = _clients(grid, chosen, name, nodes=nodes, timeout=timeout, modules=self.modules)
+        module = next(iter(self.modules.values()), None)
+        if folder is None:
+            self.fitted_ = fit(clients, chosen, watch=watch, module=module)
+        else:
+
+            def note(left_out: list[str]) -> None:
+                replace_file(folder / "flower-run", name.encode())
+                begun(left_out)
+
+            self.fitted_, self.more_ = fit_run(
+                folder, chosen, clients, command, every=every, watch=watch, begun=note, module=module
+            )
+        return _result(self.fitted_)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: see `start`."""
+        _refuse()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Refuse: see `start`."""
+        _refuse()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: see `start`."""
+        _refuse()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Refuse: see `start`."""
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise ConfigError(
+        "coterie's strategies put their own questions, which Flower's wrappers (as for differential privacy) do not touch",
+        "call start of the strategy itself",
+    )
+
+
+def _identity(folder: Path | None) -> str:
+    """The run's name at the nodes: the same when it is continued."""
+    kept = None if folder is None else folder / "flower-run"
+    return kept.read_text() if kept is not None and kept.exists() else uuid.uuid4().hex
+
+
+def _clients(grid: Grid, chosen: FitOptions, name: str, **how: Any) -> Clients:
+    data = chosen.data
+    return connect(grid, run=name, test_size=data.test_size, new_clients=data.new_clients, seed=chosen.seed, **how)
+
+
+def _group(chosen: FitOptions) -> str:
+    """The options that count a method's rounds."""
+    return METHODS[chosen.method].rounds if chosen.method in METHODS else "training"
+
+
+def _with_rounds(chosen: FitOptions, rounds: int) -> FitOptions:
+    group = _group(chosen)
+    return options({**chosen.model_dump(), group: {**getattr(chosen, group).model_dump(), "rounds": rounds}})
+
+
+def _result(fitted: Fitted) -> Result:
+    told = [done for done in fitted.rounds if isinstance(done.info.get("loss"), float)]
+    metrics = {
+        i + 1: MetricRecord({"loss": done.info["loss"], "clients": done.participants}) for i, done in enumerate(told)
+    }
+    return Result(ArrayRecord(fitted.models.arrays()), metrics)

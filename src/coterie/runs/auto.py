@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie fit --method auto`: compare structures, then fit the one that was chosen to all training rows."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from coterie.runs.comparison import about, write_comparison
+from coterie.selection.run import Tell, compare
+from coterie.config import FitOptions, first_given, options
+from coterie.data.clients import Clients
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.runs.folder import begin_run, settle_run
+
+__all__ = ["settled_run", "why"]
+
+_FOLDER = "comparison"
+_CHOSEN = ("training", "clusters", "moments", "mixture", "personal", "prior")  # options that the comparison decides
+
+
+def settled_run(
+    folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Tell | None = None
+) -> FitOptions:
+    """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's"""
+    _check(chosen)
+    new = begin_run(folder, chosen, command, clients)
+    try:
+        decided = _settled(clients, chosen, folder, command, watch)
+    except CoterieError:
+        if new:
+            shutil.rmtree(folder)  # nothing half-written
+        raise
+    settle_run(folder, decided)
+    return decided
+
+
+def _check(chosen: FitOptions) -> None:
+    """Refuse options of single methods, before anything is written."""
+    for group in _CHOSEN:
+        name = first_given(chosen, group)
+        if name is not None:
+            raise ConfigError(
+                f"{group}.{name} is set, and with --method auto the comparison decides",
+                "leave it out, or name a method",
+            )
+    name = first_given(chosen, "model", {"hidden"})
+    if name is not None:
+        raise ConfigError(
+            f"model.{name} is set, and the comparison is about linear models and networks without it",
+            "leave it out, or name a method",
+        )
+
+
+def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Tell | None) -> FitOptions:
+    """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
+    inside = folder / _FOLDER
+    if not inside.exists():
+        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
+        document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
+        write_comparison(inside, found, document)
+    return _with(chosen, _taken(_read(inside)["rows"])["fit"])
+
+
+def _taken(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was chosen; if no method fits that (one network each), the best of the others."""
+    can = [row for row in rows if row["fit"]["method"] is not None]
+    return next((row for row in can if row["chosen"]), None) or max(can, key=lambda row: float(row["score"]))
+
+
+def _with(chosen: FitOptions, fit: dict[str, Any]) -> FitOptions:
+    """Put the winner's options in place of auto's."""
+    tree = chosen.model_dump()
+    tree["method"] = fit["method"]
+    for name, value in fit["options"].items():
+        group, _, option = name.partition(".")
+        tree[group][option] = value
+    return options(tree)
+
+
+def why(folder: Path) -> dict[str, Any]:
+    """What a run's comparison said, for its results; nothing for a run whose method was named."""
+    if not (folder / _FOLDER).exists():
+        return {}
+    said = _read(folder / _FOLDER)
+    found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
+    taken = _taken(said["rows"])
+    if not taken["chosen"]:
+        found["doubts"] = [f"No method fits that, so the next best was taken: {taken['label']}.", *found["doubts"]]
+    return {"why": found}
+
+
+def _read(inside: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((inside / "compare.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise RunError(f"{inside / 'compare.json'} cannot be read", "remove the folder, and resume the run") from None
+    return found

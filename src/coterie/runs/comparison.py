@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison is a folder: what was found, a table of the clients, and a report, put in place all at once."""
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from coterie.selection.result import Comparison
+from coterie.selection.words import answer
+from coterie.errors import ConfigError
+from coterie.report.comparison import write_comparison_report
+from coterie.runs.folder import strict
+
+__all__ = ["about", "check_free", "clients_table", "write_comparison"]
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds something, before anything is computed."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, and a comparison is a folder", "name a new folder with --out")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty", "name a new folder with --out")
+
+
+def about(found: Comparison, *, data: Mapping[str, Any], command: str, fit: str | None) -> dict[str, Any]:
+    """All that `compare.json` says.
+
+    Parameters
+    ----------
+    found : Comparison
+        What was found.
+    data : mapping
+        What was read, and how.
+    command : str
+        What was asked for.
+    fit : str or None
+        The command that fits what was chosen.
+    """
+    said = answer(found)
+    document: dict[str, Any] = strict(
+        {
+            "coterie": version("coterie"),
+            "command": command,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")},
+            "data": dict(data),
+            "answer": said._asdict(),
+            "fit": fit,
+            **found.document(),
+        }
+    )
+    return document
+
+
+def write_comparison(folder: Path, found: Comparison, document: Mapping[str, Any]) -> Path:
+    """Write `compare.json`, `clients.parquet` and `report.html`, and return the path of the report."""
+    check_free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    draft.mkdir()
+    try:
+        text = json.dumps(document, indent=2, allow_nan=False)
+        (draft / "compare.json").write_text(text + "\n", encoding="utf-8")
+        pq.write_table(clients_table(found), draft / "clients.parquet")
+        write_comparison_report(draft, name=folder.name)
+        os.replace(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder / "report.html"
+
+
+def clients_table(found: Comparison) -> pa.Table:
+    """Lay clients out in the order of their names; what a client does not have is null."""
+    columns: dict[str, Any] = {
+        "client": found.names.tolist(),
+        "rows": found.rows,
+        "judged": found.judged,
+        "outlier": np.isin(found.names, found.outliers),
+        "outlier_score": _with_nulls(found.outlier_score),
+        "gain": _with_nulls(found.gain),
+    }
+    groups = found.grouping
+    if groups is not None:
+        columns |= {"label": groups.labels, "agreement": _with_nulls(groups.agreement)}
+        columns |= {"margin": _with_nulls(groups.margin)}
+    if groups is not None and groups.map is not None:
+        columns |= {"map_x": _with_nulls(groups.map[:, 0]), "map_y": _with_nulls(groups.map[:, 1])}
+    for one in found.structures:
+        columns[f"score_{one.name}"] = _with_nulls(one.client_score)
+    for one in found.structures:
+        columns[f"metric_{one.name}"] = _with_nulls(one.client_test_metric)
+    return pa.table(columns)
+
+
+def _with_nulls(values: np.ndarray) -> pa.Array:
+    values = np.asarray(values, dtype=np.float64)
+    return pa.array(values, mask=~np.isfinite(values))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From clients and options to a finished run folder, whatever the method, wherever the clients are."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from coterie.runs.auto import why
+from coterie.config import FitOptions
+from coterie.data.clients import Clients
+from coterie.errors import CoterieError, RunError
+from coterie.methods.base import Fitted, Given
+from coterie.methods.cluster_models import ClusterModels
+from coterie.methods.fit import check, train
+from coterie.methods.session import Session, Watch
+from coterie.models import Model
+from coterie.report import write_report
+from coterie.runs.folder import begin_run, finish_run, summary
+from coterie.runs.show import show
+from coterie.studies import digits_demo
+
+__all__ = ["fit_run", "report_run", "show_fitted", "show_report"]
+
+
+def fit_run(
+    folder: Path,
+    chosen: FitOptions,
+    clients: Clients,
+    command: str,
+    *,
+    every: float,
+    watch: Watch | None,
+    begun: Callable[[list[str]], None],
+    module: nn.Module | Model | None = None,
+) -> tuple[Fitted, dict[str, Any]]:
+    """Begin a run, or continue it, and bring it to its end.  -> what came of it, and what only a demo can know
+
+    Parameters
+    ----------
+    folder : Path
+        The run.
+    chosen : FitOptions
+        What to fit.
+    clients : Clients
+        Whom to learn from.
+    command : str
+        What was asked for, to be written down.
+    every : float
+        Seconds between checkpoints.
+    watch : callable or None
+        Told of every round.
+    begun : callable
+        Told that the run has begun, and what is not used of the data.
+    module : nn.Module or Model, optional
+        The model, in place of the one that the options describe.
+    """
+    given = Given(module)
+    check(clients, chosen, given)
+    new = begin_run(folder, chosen, command, clients)
+    begun(clients.left_out())
+    try:
+        fitted = train(clients, Session(chosen, folder, every, watch), given)
+    except CoterieError as error:
+        if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
+            shutil.rmtree(folder)  # nothing half-written
+        raise
+    more: dict[str, Any] = why(folder)
+    if chosen.data.path == digits_demo.NAME and isinstance(fitted.models, ClusterModels):
+        more |= digits_demo.demo_results(chosen.seed, fitted.models)
+    finish_run(folder, fitted, more)
+    return fitted, more
+
+
+def show_fitted(fitted: Fitted, more: dict[str, Any]) -> None:
+    """Show how models do, beside baselines."""
+    if "why" in more:
+        print(more["why"]["headline"])
+    show(fitted, more)
+
+
+def report_run(folder: Path) -> dict[str, Any]:
+    """Write the report; say where it is, and all that the run found."""
+    report = write_report(folder)
+    return {"run": str(folder), "report": str(report), **summary(folder)}
+
+
+def show_report(folder: Path, as_json: bool) -> None:
+    """Write the report; print its path, or all that the run found as one JSON document."""
+    found = report_run(folder)
+    print(json.dumps(found, indent=2, allow_nan=False) if as_json else f"report: {found['report']}")

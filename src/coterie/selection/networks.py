@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks: the same structures as for linear models, fitted fold by fold and judged by rows that a fit has not seen.
+
+How long networks train is chosen by the same held-out rows as everything else: it is to them what a penalty is to a linear
+model. Folds cannot share passes over the rows here, so that each costs a fit: three are the default, not five.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.data.ragged import Ragged
+from coterie.evaluate import Measured
+from coterie.models import Model
+from coterie.protocol import Replies
+from coterie.selection.networks_fit import ALONE, MOMENTUM, STEPS, TUNED, Served, Shared, Trainer
+from coterie.selection.result import FitAdvice, Setting
+from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
+from coterie.selection.structures import Found
+from coterie.selection.summary import New
+from coterie.selection.task import Task
+
+__all__ = ["FOLDS", "Networks"]
+
+FOLDS = 3
+
+_STRUCTURES = ("global", "clusters", "representation", "local", "shrunk")
+_ROWS = 2000  # of a client that networks are trained on, at most
+_LARGEST = 1e6  # mean loss of a row: more is said of no network, also when it diverged
+
+Told = Callable[[str], None]
+Every = list[Sequence[Served]]  # [F] one fit for each setting: without each fold, and to all training rows
+
+
+@dataclass(frozen=True)
+class Networks:
+    """How networks are compared.
+
+    Attributes
+    ----------
+    task : Task
+        Rows, folds and seed.
+    model : Model
+        What is trained.
+    hidden : tuple of int
+        Its hidden layers.
+    rounds, starts, max_clusters
+        After how many rounds training may end; starts and largest number of groups.
+    """
+
+    task: Task
+    model: Model
+    hidden: tuple[int, ...]
+    rounds: tuple[int, ...]
+    starts: int
+    max_clusters: int
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """How all of them are trained; not on more rows of a client than networks need."""
+        rows = self.task.train.thinned(_ROWS, seed=self.task.seed).to(self.model.dtype)
+        return Trainer(self.model, rows, self.rounds, self.starts, self.task.seed, self.task.scaling)
+
+    @cached_property
+    def sides(self) -> list[tuple[Ragged, Ragged | None]]:
+        """[F] what is trained on, and what judges: every fold in turn, and test rows."""
+        every, dtype = self.trainer.rows, self.model.dtype
+        folds = every.fold_by_fold(self.task.problem.n_folds, seed=self.task.seed)
+        return [*folds, (every, None if self.task.test is None else self.task.test.to(dtype))]
+
+    def notes(self, chosen: str) -> tuple[str, ...]:
+        """What a reader should know."""
+        said = [f"Models are networks with hidden layers of {', '.join(map(str, self.hidden))}; mixtures are left out."]
+        if int(self.task.train.counts.max()) > _ROWS:
+            said.append(f"Networks were trained on at most {_ROWS:,} rows of a client.")
+        if chosen == "shrunk":
+            said.append("The next command trains for fine-tuning by MAML: no method goes on from FedAvg.")
+        return tuple(said)
+
+    def fitted(self, wanted: Sequence[str], told: Told) -> tuple[dict[str, Found], dict[str, Sequence[Served]]]:
+        """Fit and judge structures; and hand over what all training rows gave, one for each setting."""
+        found, final = dict[str, Found](), dict[str, Sequence[Served]]()
+        told("global")
+        common = [self.trainer.common(rows) for rows, _ in self.sides]
+        found["global"], final["global"] = self._found("global", [*common], "rounds", self.rounds)
+        for name in (one for one in _STRUCTURES[1:] if one in wanted):
+            told(name)
+            found[name], final[name] = self._structure(name, common, found["global"].judged)
+        return found, final
+
+    def _structure(self, name: str, common: list[list[Shared]], plain: Judged) -> tuple[Found, Sequence[Served]]:
+        if name == "clusters":
+            return self._clusters()
+        if name == "representation":
+            return self._found(name, [self.trainer.heads(rows) for rows, _ in self.sides], "rounds", self.rounds)
+        if name == "local":
+            return self._found(name, [self.trainer.alone(rows) for rows, _ in self.sides], "steps", ALONE)
+        best = self._best(plain)
+        sides = zip(common, self.sides, strict=True)
+        tuned: Every = [self.trainer.tuned(fits[best], rows) for fits, (rows, _) in sides]
+        return self._found(name, tuned, "steps", TUNED, free=False)
+
+    def _found(
+        self, name: str, every: Every, what: str, values: Sequence[int], *, free: bool = True
+    ) -> tuple[Found, Sequence[Served]]:
+        settings: tuple[Setting, ...] = tuple({what: value} for value in values)
+        return Found(name, settings, self._judged(every), (), free), every[-1]
+
+    def _clusters(self) -> tuple[Found, Sequence[Served]]:
+        """Two groups and more, until more are no better."""
+        every, settings, fits, labels, margins = list[Judged](), list[Setting](), list[Shared](), [], []
+        for k in range(2, max(2, min(self.max_clusters, self.task.n_clients // 2)) + 1):
+            runs = [self.trainer.groups(rows, k) for rows, _ in self.sides]
+            judged = self._judged([*runs])
+            at = self._best(judged)
+            every.append(judged.at(at))
+            settings.append({"n_clusters": k, "rounds": self.rounds[at]})
+            fits.append(runs[-1][at])
+            labels.append(torch.stack([run[at].placed.label for run in runs], 1))  # [M, F]
+            margins.append(self._nats(fits[-1].placed.margin, every[-1]))
+            if self._best(joined(every)) < len(every) - 1:
+                break
+        least = max(2, -(-self.task.n_clients // 30))
+        eligible = [int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2)]
+        found = Found(
+            "clusters", tuple(settings), joined(every), (), False, tuple(eligible), torch.stack(labels),
+            torch.stack(margins),
+        )  # fmt: skip
+        return found, fits
+
+    def _nats(self, margin: Tensor, judged: Judged) -> Tensor:
+        """Differences of squared errors as differences of log-likelihoods."""
+        margin = margin.to(torch.float64)
+        return margin / (2 * judged.noise[0]) if self.task.problem.is_regression else margin
+
+    def _judged(self, every: Every) -> Judged:
+        measured = [
+            [self._measured(fit, held) for fit in fits] for fits, (_, held) in zip(every, self.sides, strict=True)
+        ]
+        return judged_rows(_replies(measured, self.task.problem.is_regression), self.task.problem)
+
+    def _measured(self, fit: Served, rows: Ragged | None) -> Measured:
+        nothing = torch.zeros(self.task.n_clients, dtype=torch.float64)
+        return Measured(nothing, nothing, nothing) if rows is None else fit.on(rows)
+
+    def _best(self, judged: Judged) -> int:
+        return int(judged.score[:, self.task.judged].mean(1).argmax())
+
+    def on_newcomers(self, found: dict[str, Found], fits: dict[str, Sequence[Served]], settings: dict[str, int]) -> New:
+        """Judge the fits with the chosen settings by new clients, who show a few labelled rows."""
+        support, query = (part.to(self.model.dtype) for part in self.task.shown_and_judged())
+        out: New = {}
+        for name, j in settings.items():
+            got = _replies([[fits[name][j].on_new(support, query)]], self.task.problem.is_regression)
+            score, right, rows = judged_newcomers(got, self.task.problem, found[name].judged.noise[j : j + 1])
+            out[name] = (score[0], right[0], rows)
+        return out
+
+    def label(self, name: str, setting: Setting) -> str:
+        """A setting in words."""
+        return {
+            "global": "one model for all", "local": "one model each", "representation": "own heads",
+            "clusters": f"{setting.get('n_clusters')} clusters", "shrunk": f"fine-tuned, {setting.get('steps')} steps",
+        }[name]  # fmt: skip
+
+    def advice(self, name: str, setting: Setting) -> FitAdvice:
+        """How `coterie fit` fits it: no method trains networks alone, and MAML is nearest to fine-tuning."""
+        said: dict[str, Any] = {"model.hidden": list(self.hidden), "training.step_size": self.trainer.step_size}
+        # Personal methods count passes in small batches; with batches of all rows, a pass is a step.
+        passes = {"training.batch_size": int(self.trainer.rows.counts.max()), "personal.body_epochs": STEPS}
+        if name == "shrunk":
+            tune = {"personal.alpha": self.trainer.step_size, "personal.tune_steps": setting["steps"]}
+            return FitAdvice("maml", said | passes | tune)
+        if name == "local":
+            return FitAdvice(None, {"model.hidden": list(self.hidden)})
+        said |= {"training.rounds": setting["rounds"], "training.momentum": MOMENTUM}
+        if name == "representation":
+            return FitAdvice("fedrep", said | passes)
+        if name == "clusters":
+            return FitAdvice("ifca", said | {"clusters.n_clusters": setting["n_clusters"], "clusters.n_init": 5})
+        return FitAdvice("fedavg", said)
+
+
+def _replies(measured: list[list[Measured]], regression: bool) -> Replies:
+    """What clients would say of F fits with J settings, as linear models' clients do: sums over rows.  [M, F, J] each"""
+    rows = torch.stack([fits[0].rows for fits in measured], 1)[..., None].to(torch.float64)  # [M, F, 1]
+
+    def summed(name: str) -> Tensor:
+        each = torch.stack([torch.stack([getattr(one, name) for one in fits], 1) for fits in measured], 1)
+        return each.to(torch.float64).nan_to_num(nan=_LARGEST).clamp(max=_LARGEST) * rows
+
+    right = summed("right")
+    values = {"loss": 0.5 * right if regression else summed("loss"), "right": right, "rows": rows}
+    return Replies(values, torch.arange(len(rows)), torch.arange(0))

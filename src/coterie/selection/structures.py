@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structures that are compared: how each is fitted with all its settings, and judged.
+
+Each is a generator that asks clients and returns what it `Found`. All of them go through the same folds. What a structure
+needs of another (everything begins with the model for all) is handed on.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.newton_fedprox import newton_fedprox
+from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca, nobody_yet
+from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_model
+from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
+from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
+from coterie.errors import RunError
+from coterie.protocol import Algorithm, Ask, Replies, Save
+from coterie.selection.result import Setting
+from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
+
+__all__ = [
+    "KINDS", "Effort", "Found", "Within", "answered", "clusters", "common_model", "local", "map_of_clients", "mixture",
+    "on_newcomers", "prior_for", "representation", "shrunk",
+]  # fmt: skip
+
+KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
+_COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
+_NEAR = slice(2, 3)  # the penalty whose model FedProx begins with
+_STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
+_LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
+_FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long structures are worked on."""
+
+    rounds: int = 16  # of EM, for models around a common one
+    mixture_rounds: int = 40
+    steps: int = 20  # of Newton's method and of clustering
+    starts: int = 5  # of every further cluster, and of mixtures
+    max_clusters: int = 8
+    max_rank: int = 8
+    max_components: int = 4
+
+
+@dataclass(frozen=True)
+class Within:
+    """A mixture within clients, and what a mixture of noises alone would be."""
+
+    mixed: Mixed
+    noise: NoiseModel
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a structure: its settings, the simplest first; how they do; and what was fitted, one for each.
+
+    `free` is whether any setting may be taken that is best, since none is simpler than another; one with another key must
+    be better than those before it. `eligible` is false for settings that may not be taken.
+    """
+
+    name: str
+    settings: tuple[Setting, ...]
+    judged: Judged
+    fits: tuple[Prior | Clusters | Within, ...]
+    free: bool = False
+    eligible: tuple[bool, ...] = ()
+    labels: Tensor | None = None  # [J, M, F] of clusters
+    margin: Tensor | None = None  # [J, M]
+
+
+def on_newcomers(found: Found, setting: int, problem: Problem) -> Algorithm:
+    """Judge the last fit by new clients.  -> scores [M], squared errors or shares of rows predicted right [M], rows [M]"""
+    fit, noise = found.fits[setting], found.judged.noise[setting : setting + 1]
+    if isinstance(fit, Within):
+        got = yield from answered(judge_mixed_ask(fit.mixed.last(), problem))
+        noise_only = yield from answered(judge_noise_ask(fit.noise.last(), problem))
+        rows = got["rows"][:, -1, 0]
+        return _beyond_noise(got, noise_only)[:, -1] / rows, got["right"][:, -1, 0] / rows, rows
+    if isinstance(fit, Clusters):
+        got = yield from answered(judge_clusters_ask(fit.last(), problem))
+    else:
+        got = yield from answered(judge_effects_ask(fit.last(), problem, f"judged {found.name}"))
+    score, right, rows = judged_newcomers(got, problem, noise)
+    return score[0], right[0], rows
+
+
+def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
+    """Ask everybody, where there is no going on without all answers."""
+    got = yield ask
+    if got is None or len(got.missing):
+        raise RunError("a client did not say how it is served", "see that all nodes are there, and compare again")
+    return got
+
+
+def common_model(problem: Problem, effort: Effort) -> Algorithm:
+    """One model for all: of all rows together, with each penalty, or FedProx's, with each strength.  -> Found"""
+    plain: Clusters = yield from _for_all(problem, _COMMON_PENALTIES, effort)
+    near = yield from newton_fedprox(None, start=plain.theta[:, _NEAR], problem=problem, strengths=_STRENGTHS)
+    every = list(range(len(_COMMON_PENALTIES))) + len(_STRENGTHS) * [_NEAR.start]  # FedProx begins with a penalty's
+    theta = torch.cat([plain.theta, near.theta], 1)
+    fit = Clusters(theta, plain.noise[:, every], plain.objective[:, every], plain.hessian)
+    got = yield from answered(judge_clusters_ask(fit, problem))
+    settings: list[Setting] = [{"penalty": l2} for l2 in _COMMON_PENALTIES]
+    settings += [{"proximal": strength} for strength in _STRENGTHS]
+    fits = tuple(fit.setting(j) for j in range(len(settings)))
+    return Found("global", tuple(settings), judged_rows(got, problem), fits, free=True)
+
+
+def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
+    """One model for all rows together, with each penalty.  -> Clusters with K = 1"""
+    start = nobody_yet(problem, len(penalties))
+    how: dict[str, Any] = {"n_clusters": 1, "penalties": penalties, "rounds": effort.steps}
+    return (yield from newton_ifca(None, start=start, problem=problem, **how))
+
+
+def local(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
+    """One model each.  -> Found"""
+    prior = yield from _noisy(ridge_prior(problem, _LOCAL_PENALTIES, len(problem.held), base.noise[:, 0]), problem)
+    return (yield from _judged("local", prior, problem, {"penalty": _LOCAL_PENALTIES}, free=True))
+
+
+def _noisy(prior: Prior, problem: Problem) -> Algorithm:
+    """Learn the noise around local models.  -> Prior"""
+    if not problem.is_regression:
+        return prior
+    return (yield from random_effects(None, start=prior, problem=problem, kinds=(), rounds=5, tag="local", learn=False))
+
+
+def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
+    """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found
+
+    The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
+    """
+    simple = yield from random_effects(
+        None, start=_around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
+    )
+    free = yield from random_effects(
+        None, start=simple.setting(2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk"
+    )
+    mean, root, noise = (torch.cat([getattr(p, n) for p in (simple, free)], 1) for n in ("mean", "root", "noise"))
+    every = Prior(mean, root, noise)
+    return (yield from _judged("shrunk", every, problem, {"prior": KINDS}, keep=len(KINDS) - 1))
+
+
+def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Algorithm:
+    """Models around a common one, in a subspace of few dimensions.  -> Found"""
+    ranks = tuple(range(1, most + 1))
+    kinds: tuple[Kind, ...] = tuple("full" for _ in ranks)
+    prior = yield from random_effects(
+        None,
+        start=low_rank(free, base.hessian, ranks),
+        problem=problem,
+        kinds=kinds,
+        rounds=effort.rounds // 2,
+        tag="representation",
+    )
+    return (yield from _judged("representation", prior, problem, {"rank": ranks}))
+
+
+def _around(problem: Problem, base: Clusters, n: int) -> Prior:
+    """Where EM begins: around the model for all."""
+    root = _FIRST_SPREAD * torch.eye(problem.n_parameters, dtype=torch.float64)
+    fits = len(problem.held)
+    return Prior(base.theta[:, 0].expand(-1, n, -1), root.expand(fits, n, -1, -1), base.noise.expand(-1, n))
+
+
+def _judged(
+    name: str, prior: Prior, problem: Problem, values: dict[str, Any], *, keep: int | None = None, free: bool = False
+) -> Algorithm:
+    """Judge a prior with each setting.  -> Found"""
+    got = yield from answered(judge_effects_ask(prior, problem, f"judged {name}", keep=keep))
+    ((key, each),) = values.items()
+    settings: tuple[Setting, ...] = tuple({key: value} for value in each)
+    return Found(name, settings, judged_rows(got, problem), tuple(prior.setting(j) for j in range(len(each))), free)
+
+
+def clusters(
+    problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int
+) -> Algorithm:
+    """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found"""
+    fits, every, labels, margins = [], [], [], []
+    fit = base
+    for k in range(2, most + 1):
+        fit = yield from newton_ifca(
+            None, start=fit, problem=problem, n_clusters=k, penalties=(penalty,), rounds=effort.steps,
+            starts=effort.starts, seed=seed,
+        )  # fmt: skip
+        got = yield from answered(judge_clusters_ask(fit, problem))
+        fits.append(fit)
+        every.append(judged_rows(got, problem))
+        labels.append(got["label"][:, :, 0])
+        margins.append(got["margin"][:, -1, 0])
+    eligible = [int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2)]
+    settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
+    return Found(
+        "clusters",
+        settings,
+        joined(every),
+        tuple(fits),
+        False,
+        tuple(eligible),
+        torch.stack(labels),
+        torch.stack(margins),
+    )
+
+
+def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Algorithm:
+    """Components that every client has, in its own proportions; `plain` judges the model for all.  -> Found"""
+    fits, every, v = [], [], problem.n_folds
+    sizes = tuple(range(2, effort.max_components + 1))
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds}
+    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
+    for n_components in sizes:
+        mixed = yield from row_mixture(None, n_components=n_components, starts=effort.starts, seed=seed, **how)
+        noises = yield from noise_model(None, n_components=n_components, **how)
+        got = yield from answered(judge_mixed_ask(mixed, problem))
+        noise = yield from answered(judge_noise_ask(noises, problem))
+        right, n = (got[field][:, :, 0] for field in ("right", "rows"))  # [M, F]
+        value, rows = _beyond_noise(got, noise), n[:, :v].sum(1)
+        each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
+        score, error, test_score, test_error = (one[None] for one in each)
+        every.append(Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise))
+        fits.append(Within(mixed, noises))
+    settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
+    return Found("mixture", settings, joined(every), tuple(fits))
+
+
+def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
+    """Log-likelihoods under a mixture, without what a model of the noise alone would bring over normal noise.  [M, F]"""
+    shape = (noise["plain"] - noise["loss"]).sum(0)  # of all clients: what their noise has in common
+    rows = got["rows"][:, :, 0]
+    value: Tensor = -got["loss"][:, :, 0] - shape.clamp(min=0) * rows / rows.sum(0).clamp(min=1)
+    return value
+
+
+def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Algorithm:
+    """Where clients' models lie in the two directions in which they differ most.  -> [M, 2]"""
+    most = min(2, problem.n_parameters)
+    got = yield from answered(judge_effects_ask(low_rank(free, base.hessian, (most,)), problem, "map", effects=True))
+    place = got["effects"][:, -1, 0]
+    return torch.cat([place, torch.zeros(len(place), 2 - most, dtype=place.dtype)], 1)
+
+
+def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort = Effort()) -> Algorithm:  # noqa: B008
+    """Fit local, shrunk or low-rank models with one setting, as the comparison does.  -> Prior
+
+    Parameters
+    ----------
+    structure : {"local", "shrunk", "representation"}
+        Which.
+    setting : dict
+        As the comparison gave it: a penalty, a kind of prior, or a rank.
+    """
+    fit: Clusters = yield from _for_all(problem, _COMMON_PENALTIES[2:3], effort)
+    if structure == "local":
+        prior = ridge_prior(problem, (float(setting["penalty"]),), len(problem.held), fit.noise[:, 0])
+        return (yield from _noisy(prior, problem))
+    kind = next(kind for kind in KINDS if kind == setting.get("prior", "full"))
+    first = kind if kind != "full" else "diagonal"
+    prior = yield from random_effects(
+        None, start=_around(problem, fit, 1), problem=problem, kinds=(first,), rounds=effort.rounds, tag="simple"
+    )
+    if kind == "full":
+        prior = yield from random_effects(
+            None, start=prior, problem=problem, kinds=(kind,), rounds=effort.rounds, tag="shrunk"
+        )
+    if structure == "shrunk":
+        return prior
+    prior = low_rank(prior, fit.hessian, (int(setting["rank"]),))
+    return (
+        yield from random_effects(
+            None, start=prior, problem=problem, kinds=("full",), rounds=effort.rounds // 2, tag="representation"
+        )
+    )

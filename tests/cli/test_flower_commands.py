@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`coterie flower`: what is said, what is refused, and how a run on a SuperLink is followed.
+
+In place of Flower's command line, here stands a program that says what a real one was seen to say; the real one is in
+test_flower_deployment.py.
+"""
+
+import importlib.util
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from command import coterie, refused
+from coterie.config import FitOptions
+from coterie.data.readers import read
+from coterie.engines.flower import federation, submission
+from coterie.engines.flower import superlink as connection
+from coterie.engines.flower.events import heard, tell
+from coterie.engines.flower.processes import Process
+from coterie.engines.flower.superlink import Connection
+from coterie.studies import digits_demo
+
+needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
+
+FLWR = """\
+import json, pathlib, sys
+here = pathlib.Path(__file__).parents[1]
+words = sys.argv[1:]
+with (here / "asked").open("a") as file:
+    file.write(json.dumps(words) + chr(10))
+if words[0] == "run":
+    text = (pathlib.Path(words[1]) / "pyproject.toml").read_text()
+    (here / "app.toml").write_text(text)
+    print("Using SuperLink: coterie")
+    print(json.dumps({"success": True, "run-id": "77"}))
+elif words[0] == "log":
+    print((here / "log").read_text(), end="")
+elif words[0] == "list":
+    print(json.dumps({"success": True, "runs": [{"run-id": "77", "status": "finished:failed"}]}))
+"""
+
+
+@pytest.fixture
+def superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A federation that seems to be up, and the folder of the program that stands for `flwr`."""
+    script = tmp_path / "flwr"
+    script.write_text(f"#!{sys.executable}\n{FLWR}")
+    script.chmod(0o755)
+    monkeypatch.setattr(connection, "tool", lambda name: str(script))
+    monkeypatch.setattr(submission, "tool", lambda name: str(script))
+    record = {
+        "folder": str(tmp_path), "address": "127.0.0.1:1", "root_certificates": None, "threads": 1, "processes": [],
+        "data": {"path": "rows.parquet", "client": "site", "target": "y"}, "commands": {"superlink": [], "node-0": []},
+    }  # fmt: skip
+    (tmp_path / "federation.json").write_text(json.dumps(record))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def events(folder: Path, capsys: pytest.CaptureFixture[str], *told: dict[str, Any]) -> None:
+    """Let the program's log hold these events, among other lines."""
+    capsys.readouterr()
+    for event in told:
+        tell(**event)
+    (folder / "log").write_text("INFO : starting\n" + capsys.readouterr().out + "INFO : bye\n")
+
+
+def test_events_survive_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("warning", text='node "a": ünsure\nof it')
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert heard(f"INFO : {line}") == {"event": "warning", "text": 'node "a": ünsure\nof it'}
+    assert heard("INFO : nothing of ours") is None
+    assert heard(line[: len(line) // 2]) is None
+
+
+@needs_flower
+def test_run_prints_what_the_server_found(superlink: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = {"run": 0, "round": 1, "seconds": 1.0, "participants": 3, "bytes_up": 1, "bytes_down": 1, "info": {}}
+    found = {"run": "r", "report": "r/report.html", "method": "ifca"}
+    events(
+        superlink, capsys,
+        {"event": "round", "phase": "fit", "total": 2, "done": done},
+        {"event": "warning", "text": "node-0 was late"},
+        {"event": "result", "text": "a table\n", "warnings": ["a cluster is empty"], "found": found},
+    )  # fmt: skip
+    words = ("flower", "run", "--clusters", 3, "--rounds", 2, "--folder", superlink, "--out", superlink / "r")
+    said = coterie(*words)
+    assert said.code == 0, said
+    assert said.out == "a table\nreport: r/report.html\n"
+    assert said.err == "warning: node-0 was late\nwarning: a cluster is empty\n"
+    assert json.loads(coterie(*words, "--json").out) == found
+    app = tomllib.loads((superlink / "app.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"] == {
+        "serverapp": "coterie.engines.flower.server_app:server",
+        "clientapp": "coterie.engines.flower.client_app:client",
+    }
+    chosen = FitOptions.model_validate_json(app["config"]["options"])
+    assert (chosen.n_clusters, chosen.training.rounds) == (3, 2)
+    assert (chosen.data.client, chosen.data.target) == ("site", "y")  # as the nodes were dealt
+    assert app["config"]["out"] == str(superlink / "r")
+    assert app["config"]["nodes"] == 1
+
+
+@needs_flower
+def test_an_error_of_the_server_is_the_commands_own(superlink: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"kind": "DataError", "message": "node-0 has no column 'x'", "hint": "check it"}
+    events(superlink, capsys, {"event": "error", **wrong})
+    assert refused("flower", "run", "--folder", superlink) == ("node-0 has no column 'x'", "check it")
+
+
+@needs_flower
+def test_a_run_without_a_result_is_told_with_its_last_words(
+    superlink: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events(superlink, capsys)
+    sentence, hint = refused("flower", "run", "--folder", superlink)
+    assert sentence == "the run on the SuperLink ended without a result (finished:failed): INFO : bye"
+    assert hint == "see the SuperLink's log"
+
+
+@needs_flower
+def test_any_superlink_can_be_named(superlink: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events(superlink, capsys, {"event": "result", "text": "", "warnings": [], "found": {"report": "x"}})
+    assert coterie("flower", "run", "--superlink", "link.example:9093", "--insecure", "--nodes", 12).code == 0
+    assert coterie("flower", "run", "--superlink", "supergrid").code == 0
+    asked = [json.loads(line) for line in (superlink / "asked").read_text().splitlines()]
+    assert [words[2] for words in asked if words[0] == "run"] == ["coterie", "supergrid"]
+
+
+def test_configurations_are_written_for_flower(tmp_path: Path) -> None:
+    def written(**how: Any) -> dict[str, Any]:
+        Connection("coterie", tmp_path, "a:1", **how).write()
+        return tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]["coterie"]
+
+    assert written(insecure=True) == {"address": "a:1", "insecure": True}
+    assert written(root_certificates="/x/ca.pem") == {"address": "a:1", "root-certificates": "/x/ca.pem"}
+    assert written() == {"address": "a:1"}  # TLS, with the authorities that the system trusts
+
+
+@needs_flower
+def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("status", "run"):
+        sentence, hint = refused("flower", command)
+        assert sentence == "no federation was started from .coterie-flower"
+        assert "coterie flower up" in hint
+    assert coterie("flower", "down").out == "nothing was running\n"
+    assert refused("flower", "up", "--data", "no.csv", "--client", "c")[0] == "there is no file 'no.csv'"
+    assert refused("flower", "resume", tmp_path)[0] == f"{tmp_path} is not a run: it has no run.json"
+
+
+@needs_flower
+def test_status_of_a_federation_that_has_died(superlink: Path) -> None:
+    made = federation.find(superlink)
+    document = json.loads((superlink / "federation.json").read_text())
+    stale = vars(Process("superlink", 1, "long ago", "x.log"))
+    document["processes"] = [stale, {**stale, "name": "node-0"}]
+    (superlink / "federation.json").write_text(json.dumps(document))
+    said = coterie("flower", "status", "--folder", superlink, "--json")
+    assert json.loads(said.out)["running"] == {"superlink": False, "node-0": False}
+    assert coterie("flower", "down", "--folder", superlink).out == "nothing was running\n"  # number 1 is not ours
+    assert made.nodes == ("node-0",)
+
+
+def test_without_flower_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "flwr" else real(name, *more))
+    for words in (("up", "--data", "x.csv"), ("run",), ("status",), ("down",), ("demo",)):
+        assert refused("flower", *words) == ("Flower is not installed", "pip install 'coterie[flower]'")
+
+
+def test_rows_of_the_demo_are_those_of_the_demo(tmp_path: Path) -> None:
+    digits_demo.write_demo_rows(tmp_path / "rows.parquet", 0)
+    made = digits_demo.demo_clients(0)
+    assert made.test is not None
+    found = read(tmp_path / "rows.parquet", client="client", target="digit", test_size=0, dtype=torch.float32)
+    assert found.schema == made.schema
+    assert torch.equal(found.train.counts, made.train.counts + made.test.counts)
+    assert pq.read_metadata(tmp_path / "rows.parquet").num_rows == 144 * 48
+    (mine,), (theirs,) = (rows.blocks(torch.tensor([5])) for rows in (found.train, made.train))
+    assert torch.equal(mine.x[:, : theirs.x.shape[1]], theirs.x)

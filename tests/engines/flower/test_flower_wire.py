@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages keep what they carry exactly, and carry nothing that could run."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+import coterie.engines.flower.catalogue
+from coterie.algorithms.fedavg import train_shared
+from coterie.algorithms.preparation import Scaling
+from coterie.data.remote import Cast, HeldOut, Part, Scaled
+from coterie.engines.flower import registry
+from coterie.engines.flower.messages import Question, State
+from coterie.engines.flower.wire import fingerprint, from_records, to_records
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.local import Training
+from coterie.models import Dense, Network, split
+from coterie.models.mixtures import Gaussian, Regression
+from coterie.protocol import Ask, ByCluster, Stack, Sum, WeightedMean
+
+
+def travelled(value: Any) -> Any:
+    """What comes out at the other end of Flower's own encoding."""
+    return from_records(recorddict_from_proto(recorddict_to_proto(to_records(value))))
+
+
+def spoilt(document: Any) -> RecordDict:
+    """A message that says this."""
+    return RecordDict(
+        {"coterie-arrays": ArrayRecord({}), "coterie-document": ConfigRecord({"json": json.dumps(document)})}
+    )
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(True),
+        torch.tensor([[True], [False]]),
+        torch.tensor(-1),
+        torch.tensor([2**62, -(2**62)]),
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.tensor([0.1, math.nan, -math.inf]),
+        torch.zeros(0, 3),
+        torch.zeros(2, 0, dtype=torch.float64),
+        torch.arange(6).reshape(2, 3).T,
+        torch.ones(1, 4).expand(3, 4),
+    ],
+)
+def test_tensors_keep_dtype_shape_and_every_bit(tensor: Tensor) -> None:
+    found = travelled({"t": tensor})["t"]
+    assert found.dtype == tensor.dtype
+    assert found.shape == tensor.shape
+    assert torch.equal(found.nan_to_num(7.0), tensor.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        3,
+        0.1 + 0.2,
+        5e-324,
+        math.inf,
+        "words",
+        [1, "a"],
+        (1, (2.5, None)),
+        {0: {"a": (True,)}},
+        Training(epochs=2, batch_size=10),
+        Dense((3, 4, 2), "cross_entropy", l2=0.1, dtype=torch.float32),
+        split(Dense((3, 4, 2), "cross_entropy"), ("1",)),
+        Gaussian(3, "full"),
+        Regression(3),
+        ByCluster("share", per_cluster=True),
+        HeldOut(0.2, 7, "validation", True),
+    ],
+)
+def test_values_come_out_equal(value: Any) -> None:
+    found = travelled(value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_question_comes_out_whole() -> None:
+    theta = torch.randn(2, 4, dtype=torch.float64)
+    ask = Ask(
+        train_shared,
+        {"model": Dense((3, 1), "squared"), "theta": theta, "by_rows": True},
+        {"update": WeightedMean("weight"), "n": Sum(), "all": Stack()},
+        each={"label": torch.tensor([0, 1])},
+        fresh={"label": torch.tensor(-1)},
+        work=3.0,
+    )
+    zero = torch.zeros(3, dtype=torch.float64)
+    views = (Scaled(Scaling(zero, zero, zero + 2, zero[0], zero[0] + 1)), Cast(torch.float32))
+    state = State("fit", 3, "fit", 4, 2)
+    found = travelled(Question("run", Part("train"), views, None, torch.tensor([0, 2]), {5: ask}, state))
+    assert found.asks[5].step is train_shared
+    assert torch.equal(found.asks[5].shared["theta"], theta)
+    assert found.asks[5].fold == ask.fold
+    assert (found.views[0].by.scale == 2).all()
+    assert found.state == state
+
+
+def test_a_tensor_that_is_used_twice_is_sent_once() -> None:
+    theta = torch.randn(3)
+    assert len(to_records([theta, (theta, {"again": theta})])["coterie-arrays"]) == 1
+
+
+def test_a_network_of_ones_own_is_sent_by_name() -> None:
+    module = nn.Linear(3, 1)
+    with pytest.raises(ConfigError, match="a Linear cannot be sent"):
+        to_records(Network(module, "squared"))
+    registry.register_named("test-wire", module)
+    found = travelled(Network(module, "squared", kernel="loop"))
+    assert found.module is module
+    assert found.kernel == "loop"
+
+
+def test_client_functions_must_be_registered() -> None:
+    def step() -> None: ...
+
+    with pytest.raises(ConfigError, match="not registered"):
+        to_records(Ask(step, {}, {}))  # type: ignore[arg-type]
+    for known in coterie.engines.flower.catalogue.STEPS:
+        assert registry.step(registry.step_name(known)) is known
+
+
+def test_a_second_function_or_dataclass_of_a_name_is_refused() -> None:
+    def train_shared() -> None: ...
+
+    train_shared.__module__ = "coterie.algorithms.fedavg"
+    with pytest.raises(ConfigError, match="another client function"):
+        registry.register_step(train_shared)
+
+    @dataclass(frozen=True)
+    class Training: ...
+
+    with pytest.raises(ConfigError, match="another dataclass"):
+        registry.register_value(Training)
+    with pytest.raises(ConfigError, match="not a dataclass"):
+        registry.register_value(int)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"step": "os.system"}, "no client function 'os.system'"),
+        ({"type": "Popen", "fields": {}}, "no dataclass 'Popen'"),
+        ({"type": "Training", "fields": {"steps": 1, "evil": 2}}, "cannot be understood"),
+        ({"named": "nothing"}, "no object 'nothing'"),
+        ({"tensor": "7"}, "cannot be understood"),
+        ({"pickle": "gASV"}, "cannot be understood"),
+        ({"a": 1, "b": 2}, "cannot be understood"),
+    ],
+)
+def test_what_is_not_registered_is_not_made(document: Any, said: str) -> None:
+    with pytest.raises(CoterieError, match=said):
+        from_records(spoilt(document))
+
+
+def test_arrays_must_be_what_they_say() -> None:
+    good = to_records(torch.zeros(2, 3))
+    array = good["coterie-arrays"]["0"]
+    lies = [
+        Array(dtype="float64", shape=(2, 3), stype=array.stype, data=array.data),
+        Array(dtype="float32", shape=(3, 2), stype=array.stype, data=array.data),
+        Array(dtype="float32", shape=(2, 3), stype=array.stype, data=array.data[:-4]),
+        Array(dtype="float32", shape=(2, 3), stype=array.stype, data=b"\x80\x04K\x01."),  # a pickle
+        Array(dtype="float32", shape=(2, 3), stype="another", data=array.data),
+    ]
+    for lie in lies:
+        records = RecordDict({"coterie-arrays": ArrayRecord({"0": lie}), "coterie-document": good["coterie-document"]})
+        with pytest.raises(RunError, match="cannot be read"):
+            from_records(records)
+
+
+def test_records_of_others_are_refused() -> None:
+    with pytest.raises(RunError, match="cannot be read"):
+        from_records(RecordDict({"arrays": ArrayRecord({})}))
+
+
+def test_fingerprints_tell_values_apart_to_the_last_bit() -> None:
+    a = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    b = a.clone()
+    b[1] = math.nextafter(2.0, 3.0)
+    assert fingerprint((a, "x")) == fingerprint((a.clone(), "x"))
+    assert (
+        len({fingerprint((a, "x")), fingerprint((b, "x")), fingerprint((a, "y")), fingerprint((a.float(), "x"))}) == 4
+    )

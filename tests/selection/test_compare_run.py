@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.data.arrays import from_arrays
+from coterie.data.clients import Clients
+from coterie.errors import ConfigError, DataError
+from coterie.selection import ORDER, Comparison, compare
+from coterie.selection.run import _complexity, _predicts
+from coterie.selection.scores import Judged
+from coterie.selection.structures import Found
+from coterie.studies.data.planted import planted_structure
+
+
+def clients_of(
+    truth: Any, size: int = 1, *, n_clients: int = 16, rows: int = 30, classes: bool = False, **more: Any
+) -> Clients:
+    made = planted_structure(
+        truth, size, n_clients=n_clients, rows=rows, n_features=3, noise=0.3, seed=more.pop("seed", 0),
+        outliers=more.pop("outliers", 0.0),
+    )  # fmt: skip
+    assert isinstance(made.x, Tensor)
+    assert isinstance(made.y, Tensor)
+    x, y, owner = made.x.numpy() * 2.0 + 5.0, made.y.numpy() * 10.0 + 3.0, made.names[made.owners]  # units of their own
+    y = np.where(y > 3.0, "high", "low") if classes else y
+    return from_arrays(x, y, owner, task="classification" if classes else "regression", **more)
+
+
+@pytest.fixture(scope="module")
+def groups() -> Comparison:
+    return compare(clients_of("clusters", 2, n_clients=30, new_clients=0.2), quick=True, seed=1)
+
+
+def test_planted_groups_are_chosen(groups: Comparison) -> None:
+    assert groups.chosen == "clusters"
+    assert groups["clusters"].setting == {"n_clusters": 2}
+    assert [one.name for one in groups.structures] == list(ORDER)
+    assert groups["clusters"].as_good
+    assert not groups["global"].as_good
+    assert groups["clusters"].fit.options["clusters.n_clusters"] == 2
+
+
+def test_what_is_said_of_a_structure_follows_from_what_is_said_of_its_clients(groups: Comparison) -> None:
+    for one in groups.structures:
+        assert one.score == pytest.approx(np.nanmean(one.client_score))
+        assert one.test_metric == pytest.approx(np.nanmean(one.client_test_metric))
+        assert one.stderr == pytest.approx(np.nanstd(one.client_score, ddof=1) / math.sqrt(len(groups.names)))
+        trial = next(t for t in one.trials if one.name in ("global", "local") or t.setting == one.setting)
+        assert max(t.score for t in one.trials) >= trial.score
+    chosen, base = groups["clusters"], groups["global"]
+    np.testing.assert_allclose(groups.gain, chosen.client_score - base.client_score)
+    assert chosen.versus_global is not None
+    assert chosen.versus_global.mean == pytest.approx(groups.gain.mean())
+    assert set(groups.worse_off) == set(groups.names[groups.gain < 0])
+    assert chosen.versus_chosen is None
+    assert base.versus_global is None
+
+
+def test_models_and_errors_are_in_the_datas_own_units(groups: Comparison) -> None:
+    one = groups["clusters"]
+    assert one.models is not None
+    assert groups.grouping is not None
+    made = planted_structure("clusters", 2, n_clients=30, rows=30, n_features=3, noise=0.3, seed=0)
+    for name, label in zip(groups.names, groups.grouping.labels, strict=True):
+        block = made.client(int(np.flatnonzero(made.names == name)[0]))
+        x, y = block.x[0].numpy() * 2.0 + 5.0, block.target[0].numpy() * 10.0 + 3.0
+        error = np.sqrt(np.mean((y - x @ one.models[label, :-1] - one.models[label, -1]) ** 2))
+        assert error < 4.0  # noise of 3 was planted
+    assert one.test_metric is not None
+    assert 2.0 < one.test_metric < 4.5
+    assert one.test_r2 is not None
+    assert 0.5 < one.test_r2 < 1.0
+
+
+def test_groups_are_described(groups: Comparison) -> None:
+    found = groups.grouping
+    assert found is not None
+    assert found.sizes.sum() == len(groups.names)
+    assert found.profile.shape == (2, 3)
+    assert found.map.shape == (len(groups.names), 2)
+    assert found.stability == 1.0
+    assert (found.agreement == 1.0).all()
+    assert (found.margin > 0).all()
+    sides = found.map[:, 0] > found.map[:, 0].mean()  # the main direction tells two groups apart
+    assert len(set(zip(sides, found.labels, strict=True))) == 2
+
+
+def test_new_clients_are_measured_with_every_structure(groups: Comparison) -> None:
+    for one in groups.structures:
+        assert one.new_metric is not None
+        assert one.new_score is not None
+    assert groups["clusters"].new_metric < groups["global"].new_metric  # type: ignore[operator]
+
+
+def test_the_document_is_plain(groups: Comparison) -> None:
+    import json
+
+    document = json.loads(json.dumps(groups.document()))
+    assert document["chosen"] == "clusters"
+    assert [row["structure"] for row in document["rows"]] == list(ORDER)
+    assert {"structure", "setting", "metric", "mean", "stderr"} <= document["rows"][0].keys()
+
+
+def test_the_same_seed_gives_the_same_comparison(groups: Comparison) -> None:
+    again = compare(clients_of("clusters", 2, n_clients=30, new_clients=0.2), quick=True, seed=1)
+    for one, other in zip(groups.structures, again.structures, strict=True):
+        np.testing.assert_array_equal(one.client_score, other.client_score)
+        assert one.new_metric == other.new_metric
+
+
+def test_one_model_is_enough_for_one_group() -> None:
+    assert compare(clients_of("global"), quick=True, structures=("clusters", "shrunk", "local")).chosen == "global"
+
+
+def test_local_models_are_enough_for_independent_clients() -> None:
+    found = compare(clients_of("local", rows=60), quick=True, structures=("clusters", "local", "shrunk"))
+    assert found.chosen == "local"
+
+
+def test_outliers_are_named_and_do_not_choose() -> None:
+    found = compare(
+        clients_of("clusters", 2, n_clients=24, outliers=0.1), quick=True, structures=("clusters", "local", "shrunk")
+    )
+    assert found.chosen == "clusters"
+    assert found["clusters"].setting == {"n_clusters": 2}
+    assert len(found.outliers) == 2
+    assert found["global"].versus_chosen is not None
+    assert found["global"].versus_chosen.clients == 22
+    assert np.isfinite(found["global"].client_score).all()  # they are in the table
+
+
+def test_small_clients_take_part_and_are_not_judged() -> None:
+    big = clients_of("global", test_size=0.0)
+    assert isinstance(big.train.x, Tensor)
+    assert isinstance(big.train.y, Tensor)
+    owner = big.train.names[big.train.owners]
+    few = owner == "03"
+    keep = ~few | (np.cumsum(few) <= 3)
+    clients = from_arrays(
+        big.train.x[keep].numpy(), big.train.y[keep].numpy(), owner[keep], task="regression", test_size=0.0
+    )
+    found = compare(clients, quick=True, structures=("local",))
+    assert found.too_small == ("03",)
+    assert np.isnan(found["global"].client_score[3])
+    assert found["global"].test_metric is None
+    assert found["global"].new_metric is None
+
+
+def test_classes_are_compared_too() -> None:
+    clients = clients_of("clusters", 2, rows=60, classes=True, new_clients=0.2)
+    found = compare(clients, quick=True, structures=("clusters", "representation", "local"))
+    assert found.metric == "accuracy"
+    assert found.chosen == "clusters"
+    assert found["clusters"].models is not None
+    assert found["clusters"].models.shape == (2, 4)  # log odds of the second class
+    assert found["clusters"].test_metric > found["global"].test_metric  # type: ignore[operator]
+    assert [one.name for one in found.structures] == ["global", "clusters", "local", "representation"]
+
+
+def test_without_a_target_mixtures_are_compared() -> None:
+    draw = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[0.0, 0.0], [6.0, 6.0]], dtype=torch.float64)
+    x = torch.randn(6, 60, 2, generator=draw, dtype=torch.float64)
+    share = torch.rand(6, 1, generator=draw, dtype=torch.float64)
+    label = (torch.rand(6, 60, generator=draw, dtype=torch.float64) < share).long()
+    rows = (x + centres[label]).flatten(0, 1).numpy()
+    clients = from_arrays(rows, None, np.repeat([f"c{i}" for i in range(6)], 60), new_clients=0.2)
+    found = compare(clients, quick=True, folds=2)
+    assert found.metric == "log density"
+    assert [one.name for one in found.structures] == ["global", "local", "mixture"]
+    assert found["global"].setting == {"n_components": 2}
+    assert found.grouping is None
+    assert found["local"].new_metric is None
+    assert found["mixture"].new_metric is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "word"),
+    [
+        ({"structures": ("trees",)}, ConfigError, "trees"),
+        ({"folds": 1}, ConfigError, "folds"),
+        ({"few_shot": 0}, ConfigError, "few_shot"),
+        ({"folds": 100}, DataError, "training rows"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        compare(clients_of("global"), **options)
+
+
+def test_one_client_alone_is_refused() -> None:
+    with pytest.raises(DataError, match="one client"):
+        compare(clients_of("global", n_clients=1))
+
+
+def test_watchers_are_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    compare(clients_of("global", n_clients=6), quick=True, structures=("local",), watch=lambda *news: told.append(news))
+    assert told[0] == ("global", 0, 2)
+    assert told[-1] == ("done", 2, 2)
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+def judged(score: Tensor, right: Tensor) -> Judged:
+    one, rows = torch.ones(len(score), dtype=torch.float64), torch.full((len(score),), 40.0, dtype=torch.float64)
+    return Judged(score[None], right[None], score[None], right[None], rows, rows, one[:1])
+
+
+@pytest.mark.parametrize(
+    ("worse", "spread", "predicts"),
+    [(0.0, 0.1, True), (0.03, 0.1, True), (0.03, 0.001, False), (0.08, 1.0, False)],  # chance; clearly; by a lot
+)
+def test_a_mixture_must_predict_about_as_well_as_the_best_of_the_others(
+    worse: float, spread: float, predicts: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn(30, generator=draw, dtype=torch.float64)
+    noise = spread * (noise - noise.mean())
+    level = torch.zeros(30, dtype=torch.float64)
+    found = {
+        "global": Found("global", ({},), judged(level - 2, level + 5), ()),
+        "local": Found("local", ({},), judged(level - 1, level + 1), ()),
+        "mixture": Found("mixture", ({},), judged(level, 1 + worse + noise), ()),
+    }
+    scores = torch.stack([one.judged.score[0] for one in found.values()])
+    assert _predicts(found, dict.fromkeys(found, 0), scores) is predicts
+
+
+def test_own_levels_are_simpler_than_own_models_and_many_directions_less_simple_than_few() -> None:
+    level = torch.zeros(3, dtype=torch.float64)
+    priors = tuple({"prior": kind} for kind in ("intercept", "same", "diagonal", "full"))
+    found = {
+        "local": Found("local", ({"penalty": 1.0},), judged(level, level), ()),
+        "shrunk": Found("shrunk", priors, judged(level, level), ()),
+        "representation": Found("representation", ({"rank": 1},), judged(level, level), ()),
+        "clusters": Found("clusters", ({"n_clusters": 2},), judged(level, level), ()),
+    }
+    shrunk = [_complexity("shrunk", j, found) for j in range(4)]
+    others = [_complexity(name, 0, found) for name in ("clusters", "local", "representation")]
+    assert others[0] < shrunk[0] < others[1] < shrunk[1] < others[2] < shrunk[2] == shrunk[3]

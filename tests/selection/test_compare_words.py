@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer of a comparison says what was found and no more; its command says what was asked."""
+
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from comparisons import comparison, difference
+from coterie.config import DataOptions
+from coterie.selection.result import ORDER, Comparison, FitAdvice
+from coterie.selection.words import answer, fit_command, plus_minus
+
+
+def changed(found: Comparison, name: str, **changes: object) -> Comparison:
+    """Change one structure."""
+    structures = tuple(replace(one, **changes) if one.name == name else one for one in found.structures)
+    return replace(found, structures=structures)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ("global", "One model for all is enough"),
+        ("clusters", "3 groups"),
+        ("representation", "2 directions"),
+        ("mixture", "2 kinds"),
+        ("local", "Local models are enough"),
+        ("shrunk", "drawn towards what all have in common"),
+    ],
+)
+def test_every_structure_is_an_answer(chosen: str, words: str) -> None:
+    assert words in answer(comparison(chosen)).headline
+
+
+def test_difference_is_told_with_interval_and_pairs() -> None:
+    said = answer(comparison()).evidence[0]
+    assert "1.350 times as likely" in said  # exp(0.3)
+    assert "95 % interval 0.260 to 0.340, paired over 58 clients" in said
+    assert "contains 0" not in said
+
+
+def test_what_is_not_certain_is_not_claimed() -> None:
+    unsure = changed(comparison(), "clusters", versus_global=difference(0.01, 0.02))
+    assert "the interval contains 0" in answer(unsure).evidence[0]
+
+
+def test_test_rows_that_do_not_show_it_are_told() -> None:
+    found = changed(comparison(), "clusters", test_versus_global=difference(0.01, 0.05))
+    assert any("These test rows alone would not show it" in text for text in answer(found).evidence)
+    assert not any("would not show it" in text for text in answer(comparison()).evidence)
+
+
+def test_better_scores_that_were_not_taken_are_told() -> None:
+    evidence = " ".join(answer(comparison()).evidence)
+    assert "Shrunk towards the global model scores best, but by so little that the simpler is taken" in evidence
+    assert "rank 2 (\u22120.140 to \u22120.060)" in evidence.partition("Clearly worse than 3 clusters: ")[2]
+    best = " ".join(answer(comparison("shrunk")).evidence)
+    assert "scores best" not in best
+    assert "About as good as the best: 3 clusters." in best
+
+
+def test_clients_with_a_better_metric_are_counted() -> None:
+    found = comparison()
+    ours, theirs = found["clusters"].client_test_metric, found["global"].client_test_metric
+    assert f"better for {int((ours < theirs).sum())} of 60 clients" in answer(found).evidence[1]
+    shares = comparison(metric="accuracy")
+    ours, theirs = shares["clusters"].client_test_metric, shares["global"].client_test_metric
+    assert f"better for {int((ours > theirs).sum())} of 60 clients" in answer(shares).evidence[1]
+
+
+def test_doubts_name_clients() -> None:
+    found = comparison()
+    doubts = answer(found).doubts
+    assert f"{len(found.worse_off)} of 58 clients" in doubts[0]
+    assert f"and {len(found.worse_off) - 5} more" in doubts[0]
+    assert "1 client fits nothing that others share" in doubts[1]
+    assert "'site-07'" in doubts[1]
+    assert doubts[2] == "2 clients have too few rows to be judged: 'site-00', 'site-01'."
+    assert doubts[3] == found.notes[0]
+
+
+def test_new_clients_that_speak_against_the_choice_are_told() -> None:
+    found = changed(comparison(), "clusters", new_metric=2.0)
+    assert any(text.endswith("one model for all serves them better.") for text in answer(found).evidence)
+    assert not any("serves them better" in text for text in answer(comparison()).evidence)
+
+
+def test_without_a_target_mixtures_are_spoken_of() -> None:
+    said = answer(replace(comparison("local"), task="none", metric="log density"))
+    assert said.headline.startswith("Local mixtures are enough")
+    assert "one model for all" not in " ".join(said.evidence)
+
+
+def test_nobody_is_worse_off_with_what_everybody_has() -> None:
+    assert not any("Worse than one model" in text for text in answer(comparison("global")).doubts)
+
+
+@pytest.mark.parametrize(
+    ("stability", "words"), [(0.9, "again and again"), (0.6, "change sides"), (0.2, "mostly chance")]
+)
+def test_unstable_groups_are_called_so(stability: float, words: str) -> None:
+    assert words in answer(comparison(stability=stability)).evidence[-1]
+
+
+def test_without_test_rows_and_new_clients_nothing_is_said_of_them() -> None:
+    found = comparison()
+    for name in ORDER:
+        found = changed(found, name, test_metric=None, test_versus_global=None, new_metric=None)
+    said = " ".join(answer(found).evidence)
+    assert "test rows" not in said
+    assert "not there in training" not in said
+
+
+def test_command_is_quoted_and_says_what_was_asked() -> None:
+    data = DataOptions(
+        path="my data.csv", client="the site", target="$y", missing="mean", task="regression", min_rows=3,
+        exclude=("a b", "c"), categorical=("code",),
+    )  # fmt: skip
+    how = {"model.hidden": [8, 4], "clusters.n_clusters": 3, "clusters.n_init": 5, "clusters.soft": True}
+    command = fit_command(data, FitAdvice("ifca", how), seed=4)
+    assert command is not None
+    assert shlex.split(command) == [
+        "coterie", "fit", "my data.csv", "--client", "the site", "--target", "$y", "--missing", "mean",
+        "--task", "regression", "--min-rows", "3", "--exclude", "a b", "--exclude", "c", "--categorical", "code",
+        "--method", "ifca", "--hidden", "8,4", "--clusters", "3", "--starts", "5", "--set", "clusters.soft=true",
+        "--seed", "4",
+    ]  # fmt: skip
+
+
+def test_a_structure_without_a_method_has_no_command() -> None:
+    assert fit_command(DataOptions(path="x.csv"), FitAdvice(None), seed=0) is None
+
+
+def test_means_have_the_digits_of_their_error() -> None:
+    assert plus_minus("rmse", 10.2345, 0.1234) == "10.23 ± 0.12"
+    assert plus_minus("rmse", 1234.5, 23.0) == "1234 ± 23"
+    assert plus_minus("accuracy", 0.8312, 0.0123) == "83.1 ± 1.2 %"
+    assert plus_minus("rmse", None, None) == "-"
+    assert plus_minus("rmse", 1.5, np.nan) == "1.500"
+
+
+def test_a_mixture_that_predicts_worse_is_told_apart_from_one_that_is_hardly_better() -> None:
+    found = changed(comparison(), "mixture", score=-1.0, barred=True)
+    said = " ".join(answer(found).evidence)
+    assert "2 components would describe how rows scatter, but predicts worse than others, and was not taken." in said
+    assert "2 components scores best" not in said
+    assert "2 components scores best" in " ".join(answer(changed(comparison(), "mixture", score=-1.0)).evidence)
