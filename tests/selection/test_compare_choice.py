@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from coterie.selection.problem import NOISE_ROWS, Problem
 
+from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
 from coterie.protocol import Replies
 from coterie.selection.choice import as_good, difference, mean_and_error, outlying, simplest
 from coterie.selection.scores import common_noise, judged_newcomers, judged_rows, normal_score
