@@ -158,6 +158,12 @@ def test_curves_become_quantiles_over_seeds() -> None:
     assert "curve" not in made["rows"][0]
 
 
+def test_a_curve_that_ended_earlier_stays_where_it_ended() -> None:
+    rows = [{"method": "m", "local_steps": 5, "curve": curve} for curve in ([4.0, 2.0], [4.0, 3.0, 1.0], [4.0, 3.0])]
+    made = quantile_curves({"rows": rows, "summary": [{"method": "m", "local_steps": 5}]})
+    assert made["summary"][0]["median"] == [4.0, 3.0, 2.0]  # of 2, 1 and 3 in the end
+
+
 @pytest.mark.parametrize("name", PLAN)
 def test_every_command_of_the_plan_is_understood(name: str) -> None:
     program, *words = PLAN[name].words

@@ -18,12 +18,16 @@ def quantile_curves(document: Document) -> Document:
     summary = []
     for line in document["summary"]:
         own = (line["method"], line["local_steps"])
-        curves = np.array(
-            [row["curve"] for row in document["rows"] if (row["method"], row["local_steps"]) == own], float
-        )
-        low, median, high = np.quantile(curves, [LOW, 0.5, HIGH], axis=0)
+        curves = [row["curve"] for row in document["rows"] if (row["method"], row["local_steps"]) == own]
+        low, median, high = np.quantile(_equally_long(curves), [LOW, 0.5, HIGH], axis=0)
         summary.append({**line, "low": low.tolist(), "median": median.tolist(), "high": high.tolist()})
     return {**document, "rows": rows, "summary": summary}
+
+
+def _equally_long(curves: list[list[float]]) -> np.ndarray:
+    """Curves of runs, some of which came to their end earlier than others: from then on nothing changes."""
+    longest = max(map(len, curves))
+    return np.array([[*curve, *curve[-1:] * (longest - len(curve))] for curve in curves], float)
 
 
 REDUCE: dict[str, Callable[[Document], Document]] = {"quantile-curves": quantile_curves}

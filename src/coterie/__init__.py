@@ -54,7 +54,7 @@ __all__ = [
 
 _ELSEWHERE = {  # the other names are estimators
     "Clients": "data.clients",
-    "compare": "comparison",
+    "compare": "selection",
     "from_arrays": "data.readers",
     "read": "data.readers",
     "read_with": "data.readers",

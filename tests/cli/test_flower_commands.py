@@ -30,7 +30,7 @@ needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reas
 
 FLWR = """\
 import json, pathlib, sys
-here = pathlib.Path(__file__).parents[1]
+here = pathlib.Path(__file__).parent
 words = sys.argv[1:]
 with (here / "asked").open("a") as file:
     file.write(json.dumps(words) + chr(10))

@@ -16,7 +16,8 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from command import coterie, refused
-from coterie import FedRep, LGFedAvg, cli, from_arrays, load
+from coterie import FedRep, LGFedAvg, from_arrays, load
+from coterie.cli import commands as cli
 from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged

@@ -185,7 +185,8 @@ def test_nothing_else_needs_flower() -> None:
     code = (
         "import sys\n"
         "sys.modules['flwr'] = None\n"
-        "import coterie, coterie.cli.commands, coterie.engines.flower.catalogue, coterie.estimators, coterie.studies.commands\n"
+        "import coterie, coterie.cli.commands, coterie.engines.flower.catalogue\n"
+        "import coterie.estimators, coterie.studies.commands\n"
         "import coterie.engines.flower\n"
         "import os; print(os.environ['FLWR_TELEMETRY_ENABLED'], os.environ['RAY_USAGE_STATS_ENABLED'])"
     )
