@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
+from coterie.models import Dense
 from coterie.protocol import Algorithm, Ask, Block, Fold, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
 
 __all__ = [
-    "OWN", "Kind", "Prior", "State", "expect_effects", "fresh_model", "judge_effects", "judge_effects_ask", "low_rank",
-    "random_effects", "ridge_prior",
+    "OWN", "Kind", "Prior", "State", "adapt_effects", "adapt_effects_ask", "as_dense", "expect_effects", "fresh_model",
+    "judge_effects", "judge_effects_ask", "low_rank", "random_effects", "ridge_prior",
 ]  # fmt: skip
 
 Kind = Literal["intercept", "same", "diagonal", "full"]
@@ -195,6 +196,24 @@ def judge_effects_ask(
     return _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
 
 
+def adapt_effects_ask(prior: Prior, problem: Problem, model: Dense) -> Ask:
+    """Ask clients to make models of the prior and of their rows, and to keep them as parameters of `model`."""
+    ask = _ask(adapt_effects, prior, problem, "own", {}, steps=8)
+    fresh = {**ask.fresh, "theta": torch.zeros(model.n_parameters, dtype=torch.float64)}
+    return replace(ask, shared={**ask.shared, "model": model}, fresh=fresh)
+
+
+def as_dense(model: Dense, theta: Tensor) -> Tensor:
+    """Weights and intercept, output by output, in the order of `Dense`; of two classes the first has log odds 0.
+
+    theta [..., O (D + 1)] -> [..., P]
+    """
+    outputs = theta.reshape(*theta.shape[:-1], -1, model.sizes[0] + 1)
+    if outputs.shape[-2] < model.n_outputs:
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], -2)
+    return torch.cat([outputs[..., :-1].flatten(-2), outputs[..., -1]], -1)
+
+
 def fresh_model(problem: Problem) -> Tensors:
     """A client's own model, before it has one."""
     return {OWN: torch.zeros(len(problem.held), problem.n_parameters, dtype=torch.float64)}
@@ -262,6 +281,15 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     if shared["keep"] is not None:
         kept[OWN] = models[:, shared["keep"]].transpose(0, 1)
     return _by_client({"loss": loss, "right": right, "rows": at.n_held, "effects": found.v}), kept
+
+
+@one_run_at_a_time
+def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Make a model of the prior and of the client's rows, and keep it: that of the last fit and the first setting."""
+    at, products = curves(shared["problem"], private, data)
+    found = _effects(shared, private, at)
+    own = as_dense(shared["model"], _models(shared, found.v)[-1, 0])
+    return {}, {**products, **_kept(shared, found), "theta": own}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.runs.comparison import about, write_comparison
-from coterie.selection.run import Tell, compare
+from coterie.methods.session import Watch
+from coterie.selection.run import compare
 from coterie.config import FitOptions, first_given, options
 from coterie.data.clients import Clients
 from coterie.errors import ConfigError, CoterieError, RunError
@@ -20,7 +21,7 @@ _CHOSEN = ("training", "clusters", "moments", "mixture", "personal", "prior")  #
 
 
 def settled_run(
-    folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Tell | None = None
+    folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Watch | None = None
 ) -> FitOptions:
     """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's"""
     _check(chosen)
@@ -52,7 +53,7 @@ def _check(chosen: FitOptions) -> None:
         )
 
 
-def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Tell | None) -> FitOptions:
+def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Watch | None) -> FitOptions:
     """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
     inside = folder / _FOLDER
     if not inside.exists():

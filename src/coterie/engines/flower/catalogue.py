@@ -52,7 +52,8 @@ STEPS = (
     starts.fit_alone, starts.potential, starts.serve,
     newton_fedprox.fedprox_step, newton_ifca.candidate_gain, newton_ifca.cluster_step, newton_ifca.judge_clusters,
     newton_ifca.loss_gap, newton_ifca.own_model, noise_model.expect_noise, noise_model.judge_noise, noise_model.widen_noise,
-    random_effects.expect_effects, random_effects.judge_effects, row_mixture.expect_rows, row_mixture.judge_mixed,
+    random_effects.adapt_effects, random_effects.expect_effects, random_effects.judge_effects, row_mixture.expect_rows,
+    row_mixture.judge_mixed,
 )  # fmt: skip
 VALUES = (
     Dense,

@@ -17,7 +17,6 @@ from torch import Tensor
 from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
-from coterie.engines.chosen import engine_on
 from coterie.engines.drive import Program
 from coterie.errors import ConfigError
 from coterie.methods.mixture.results import (
@@ -33,6 +32,7 @@ from coterie.methods.mixture.results import (
     of_baseline,
     of_fedgrem,
 )  # fmt: skip
+from coterie.methods.session import Session
 from coterie.models.mixtures import Family
 from coterie.protocol import Tensors
 
@@ -73,7 +73,7 @@ def in_process(
     phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
 ) -> tuple[list[Any], list[Tensors]]:
     """Run with everyone, and keep no checkpoint."""
-    engine = engine_on(rows)
+    engine = Session().engine(rows)
     done = engine.run(programs)
     return done.states, engine.revealed(range(len(programs)), REVEALED)
 
@@ -156,6 +156,7 @@ def fit_methods(
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
     c_eta: float = 0.95,
+    drive: Drive = in_process,
 ) -> dict[str, MixtureFit]:
     """Fit several methods in lockstep, from one start: "fedgrem" with C_lambda validated, the presets with C = 2.
 
@@ -166,7 +167,7 @@ def fit_methods(
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise ConfigError(f"there is no method '{unknown[0]}'", f"choose among {', '.join(METHODS)}")
-    how, choice, alone = _How(family, seed, rounds, tol, start, reject, options={"c_eta": c_eta}), None, None
+    how, choice, alone = _How(family, seed, rounds, tol, start, reject, drive, {"c_eta": c_eta}), None, None
     programs: dict[str, Program] = {}
     for name in methods:
         if name == "fedgrem":
@@ -177,12 +178,10 @@ def fit_methods(
             programs[name] = _fedgrem(preset, n_components, 2.0)
         else:
             programs[name] = _baseline(how, n_components, name)
-    engine = engine_on(rows)
-    done = engine.run(list(programs.values()))
-    kept = engine.revealed(range(len(programs)), REVEALED)
+    states, kept = drive("fit", rows, list(programs.values()), em.State)
     fits = {}
     for run, name in enumerate(programs):
-        state, private = done.states[run], kept[run]
+        state, private = states[run], kept[run]
         if name.startswith("fedgrem"):
             c_lambda = 2.0 if choice is None or name in PRESETS else choice.value
             fit = of_fedgrem(name, family, rows, state, private, c_lambda, "norm" if name in PRESETS else "squared")
