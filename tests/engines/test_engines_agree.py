@@ -107,9 +107,8 @@ FITS: dict[str, tuple[dict[str, Any], int]] = {
     "maml": ({"method": "maml", **HIDDEN, **QUICK, "baselines": False}, 0),
     "srpfl": ({"method": "fedrep", **HIDDEN, **QUICK, "baselines": False, "personal": STAGES}, 0),
     "mixture": ({"method": "mixture", "mixture": MIXTURE}, 0),
-    "local": ({"method": "local"}, 0),
-    "shrunk-classes": ({"method": "shrunk", "prior": {"spread": "full"}, "baselines": False}, 2),
-    "representation": ({"method": "representation", "prior": {"rank": 2}, "baselines": False}, 0),
+    "local": ({"method": "local", "prior": {"penalty": 1.0}, "baselines": False}, 0),
+    "representation-classes": ({"method": "representation", "prior": {"rank": 2}, "baselines": False}, 2),
     "mixture-neighbours": (
         {"method": "mixture", "mixture": {**MIXTURE, "neighbours": 2}, "baselines": False},
         0,
@@ -142,13 +141,21 @@ def test_a_fit_of_clients_elsewhere_gives_what_it_gives_here(name: str, tmp_path
         assert not len(load_run(folder).models.names)  # personal parts have stayed on their nodes
 
 
-@pytest.mark.parametrize(("classes", "target"), [(0, True), (2, True), (0, False)], ids=["numbers", "classes", "rows"])
+@pytest.mark.parametrize(
+    ("classes", "target"),
+    [
+        pytest.param(0, True, id="numbers"),
+        pytest.param(2, True, id="classes", marks=pytest.mark.study),
+        pytest.param(0, False, id="rows", marks=pytest.mark.study),
+    ],
+)
 def test_a_comparison_of_clients_elsewhere_finds_what_it_finds_here(classes: int, target: bool, tmp_path: Path) -> None:
     rows = federation((20, 24, 30, 18, 26, 22, 20, 35, 28, 24), classes=classes).rows
     rows = rows if target else replace(rows, y=None)
     held: dict[str, Any] = {"test_size": 0.2, "new_clients": 0.2, "seed": 1}
     clients, grid = connected(rows, tmp_path, classes=classes, **held)
-    how: dict[str, Any] = {"quick": True, "seed": 1, "max_clusters": 2, "max_rank": 1, "max_components": 2}
+    how: dict[str, Any] = {"quick": True, "seed": 1, "max_clusters": 2, "max_rank": 1, "max_components": 2, "folds": 2}
+    how |= {} if classes or not target else {"structures": ("clusters", "mixture")}
     far = compare(clients, **how)
     here = compare(held_out(rows, clients.schema, **held), **how)
     assert far.chosen == here.chosen
