@@ -16,7 +16,7 @@ import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
-from coterie.engines.flower.client import Holding, answer
+from coterie.engines.flower.client import NodeData, answer
 from coterie.engines.flower.connect import connect
 
 Spoil = Callable[[Message, Message], Message | None]
@@ -29,7 +29,7 @@ class MemoryGrid(Grid):
     all messages.
     """
 
-    def __init__(self, nodes: Mapping[int, Holding]) -> None:
+    def __init__(self, nodes: Mapping[int, NodeData]) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.nodes = dict(nodes)
         self.spoil: dict[int, Spoil] = {}
@@ -58,7 +58,7 @@ class MemoryGrid(Grid):
     def drop(self, node: int) -> None:
         del self.nodes[node]
 
-    def join(self, node: int, holding: Holding) -> None:
+    def join(self, node: int, holding: NodeData) -> None:
         self.nodes[node] = holding
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -109,7 +109,7 @@ def plain_schema(rows: Ragged, classes: int = 0) -> Schema:
     )  # fmt: skip
 
 
-def dealt(rows: Ragged, folder: Path, *, nodes: int, classes: int = 0) -> dict[int, Holding]:
+def dealt(rows: Ragged, folder: Path, *, nodes: int, classes: int = 0) -> dict[int, NodeData]:
     """Deal clients to nodes, one after the other in turn; node ids are not in the order of their names."""
     schema, holdings = plain_schema(rows, classes), {}
     for i in range(nodes):
@@ -118,7 +118,7 @@ def dealt(rows: Ragged, folder: Path, *, nodes: int, classes: int = 0) -> dict[i
         def load(_: Schema | None, own: Ragged = own) -> Clients:
             return Clients(schema, own)
 
-        holdings[100 + (7 * i) % nodes] = Holding(f"node-{i}", load, folder / f"node-{i}")
+        holdings[100 + (7 * i) % nodes] = NodeData(f"node-{i}", load, folder / f"node-{i}")
     return holdings
 
 

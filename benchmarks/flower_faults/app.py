@@ -17,7 +17,7 @@ import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.engines.flower import server_app as serving
 from coterie.engines.flower.client import answer
 from coterie.engines.flower.messages import Answers, Question
-from coterie.engines.flower.node_data import holding_of
+from coterie.engines.flower.node_data import node_data
 from coterie.engines.flower.wire import from_records, to_records
 
 server = serving.server
@@ -30,7 +30,7 @@ FAULTS = ("none", "NaN", "wrong shape", "unknown step", "ten times as large")
 @client.query("coterie")
 @client.train("coterie")
 def misbehave(message: Message, context: Context) -> Message:
-    holding = holding_of(context)
+    holding = node_data(context)
     asked = from_records(message.content)
     training = isinstance(asked, Question) and any(ask.step.__name__ in TRAINING for ask in asked.asks.values())
     if not training:

@@ -19,7 +19,7 @@ from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
-from coterie.participation import Sampled, Turnout
+from coterie.participation import Participants, Sampled
 from coterie.studies.data.mixtures import PlantedMixture, matched, planted_mixture
 from helpers import Only, one_block, ragged, run_one, spying, state_tensors
 
@@ -337,7 +337,7 @@ class Turns:
 
     rounds: tuple[tuple[int, ...], ...]
 
-    def choose(self, round_: int, clients: Tensor, seed: int, *how: Any) -> Turnout:
+    def choose(self, round_: int, clients: Tensor, seed: int, *how: Any) -> Participants:
         return Only(self.rounds[min(round_, len(self.rounds) - 1)]).choose(round_, clients, seed)
 
 

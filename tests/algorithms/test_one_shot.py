@@ -13,7 +13,7 @@ from coterie.engines.in_process import Finished, InProcess
 from coterie.evaluate import match_labels, match_models
 from coterie.local import Training
 from coterie.models import Dense, linear_regression
-from coterie.participation import Turnout
+from coterie.participation import Participants
 from coterie.studies.data.synthetic import unequal_mixture
 from helpers import Late, Only, ragged
 
@@ -113,7 +113,7 @@ def test_a_cluster_whose_members_are_late_keeps_its_model():
     k = int(start.theta[:, 0].argmax())
 
     class FirstEverybodyThenTwo:
-        def choose(self, round_: int, clients: Tensor, seed: int, *how: Any) -> Turnout:
+        def choose(self, round_: int, clients: Tensor, seed: int, *how: Any) -> Participants:
             return Only((0, 1, 2) if round_ == 0 else (0, 1)).choose(round_, clients, seed)
 
     state, _, done = run(rows, participation=FirstEverybodyThenTwo(), rounds=2)

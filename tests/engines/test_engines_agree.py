@@ -29,6 +29,7 @@ from coterie.methods.cluster_models import ClusterModels
 from coterie.methods.fit import fit
 from coterie.methods.personal.model import Personal
 from coterie.participation import VirtualClock
+from coterie.registry import METHODS
 from coterie.runs.folder import begin_run, finish_run, load_run
 from coterie.selection import compare
 from flower_grid import MemoryGrid, connected, dealt
@@ -113,6 +114,12 @@ FITS: dict[str, tuple[dict[str, Any], int]] = {
         {"method": "mixture", "mixture": {**MIXTURE, "neighbours": 2}, "baselines": False},
         0,
     ),
+}
+
+FITS |= {  # methods as they are registered
+    one.name: ({"method": one.name, **QUICK, **(HIDDEN if one.layers else {}), "baselines": False}, 0)
+    for one in METHODS.values()
+    if one.family in ("clusters", "personal") and one.name not in FITS
 }
 
 
@@ -216,7 +223,7 @@ def simulated(folder: Path, nodes: int, cases: list[str]) -> None:
 @pytest.mark.parametrize(
     ("nodes", "cases"),
     [
-        (4, ["ifca", "ifca-float32", "moment-descent", "fedrep", "srpfl", "fedgrem"]),
+        (4, [*PROGRAMS]),
         pytest.param(10, ["ifca"], marks=pytest.mark.study),
     ],
 )

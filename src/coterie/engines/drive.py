@@ -16,10 +16,10 @@ from torch import Tensor
 from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, to_record
 from coterie.engines.worker import Answer
 from coterie.errors import RunError
-from coterie.participation import Clock, Participation, Turnout, turn_out
+from coterie.participation import Clock, Participants, Participation, select_participants
 from coterie.protocol import Algorithm, Ask, Replies, Save, Tensors
 
-__all__ = ["Engine", "Finished", "Heard", "Program", "Round", "drive", "finish"]
+__all__ = ["Engine", "Finished", "Program", "Response", "Round", "drive", "finish"]
 
 Program = Callable[[Any], Algorithm]  # an algorithm with all its options; given the saved state, or None at the start
 
@@ -47,7 +47,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Response:
     """What a question to some clients brought.
 
     Attributes
@@ -84,7 +84,7 @@ class Engine(Protocol):
     def keys(self) -> Tensor:
         """[M] identity of each client for randomness."""
 
-    def hear(self, asks: Mapping[int, Ask], who: Turnout) -> Heard:
+    def dispatch(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         """Put every run's ask to the same clients."""
 
     def knows(self, run: int) -> bool:
@@ -96,7 +96,7 @@ class Engine(Protocol):
     def keep(self) -> tuple[Tensors, Any]:
         """What a checkpoint must hold of private state: tensors named `private/...`, and what JSON can hold."""
 
-    def kept(self) -> None:
+    def checkpoint_written(self) -> None:
         """Know that the checkpoint is written: nothing older will be restored."""
 
     def restore(self, tensors: Tensors, rest: Any) -> None:
@@ -190,7 +190,7 @@ class _Drive:
         rounds = [dict(vars(r), info=dict(r.info)) for r in self.rounds]
         document = {"barrier": self.barrier, "states": states, "rounds": rounds, "private": rest}
         save_tensors(path, tensors | private, document)
-        self.engine.kept()
+        self.engine.checkpoint_written()
 
     def results(self) -> list[Any]:
         return [self.returned.get(run, state) for run, state in enumerate(self.states)]
@@ -233,21 +233,21 @@ class _Drive:
 
     def _answer(self, waiting: Mapping[int, Ask], tallies: "Mapping[int, _Tally]") -> dict[int, Replies]:
         replies: dict[int, Replies] = {}
-        for runs, who in self._turnouts(waiting):
+        for runs, who in self._participants(waiting):
             fresh = {run: not self.engine.knows(run) for run in runs}
-            heard = self.engine.hear({run: waiting[run] for run in runs}, who)
-            for run, answer in heard.answers.items():
-                replies[run] = finish(waiting[run], answer, who.asked, heard.elapsed)
-                tallies[run].count(waiting[run], answer, who, fresh[run], heard)
+            response = self.engine.dispatch({run: waiting[run] for run in runs}, who)
+            for run, answer in response.answers.items():
+                replies[run] = finish(waiting[run], answer, who.asked, response.elapsed)
+                tallies[run].count(waiting[run], answer, who, fresh[run], response)
         return replies
 
-    def _turnouts(self, waiting: Mapping[int, Ask]) -> list[tuple[list[int], Turnout]]:
-        """Group runs that hear the same clients at the same time: they share a pass over the rows."""
+    def _participants(self, waiting: Mapping[int, Ask]) -> list[tuple[list[int], Participants]]:
+        """Group runs that ask the same clients at the same time: they share a pass over the rows."""
         engine, clients = self.engine, self.engine.keys
-        groups: list[tuple[list[int], Turnout]] = []
+        groups: list[tuple[list[int], Participants]] = []
         for alike in _same_addressees(waiting):
             ask = waiting[alike[0]]
-            who = turn_out(
+            who = select_participants(
                 engine.participation, engine.clock, ask, round_=self.barrier, clients=clients, seed=engine.seed
             )
             for runs, other in groups:
@@ -280,15 +280,15 @@ class _Tally:
     elapsed: float = 0.0
     events: list[str] = field(default_factory=list)
 
-    def count(self, ask: Ask, answer: Answer, who: Turnout, fresh: bool, heard: Heard) -> None:
+    def count(self, ask: Ask, answer: Answer, who: Participants, fresh: bool, response: Response) -> None:
         values = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]  # private state begins only once
         sent = sum(v.nbytes if isinstance(v, Tensor) else 8 for v in values)
         planned = len(who.asked) * sent + sum(v.nbytes for v in ask.each.values())
         self.down += planned if answer.bytes_down is None else answer.bytes_down
         self.up += answer.bytes_up
         self.participants = max(self.participants, len(answer.ids))
-        self.elapsed += heard.elapsed
-        self.events += heard.events
+        self.elapsed += response.elapsed
+        self.events += response.events
 
 
 def _same_addressees(asks: Mapping[int, Ask]) -> list[list[int]]:

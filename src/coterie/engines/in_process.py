@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.engines.drive import Finished, Heard, Program, Round, drive, finish
+from coterie.engines.drive import Finished, Program, Response, Round, drive, finish
 from coterie.engines.worker import Worker
-from coterie.participation import Clock, Everyone, Participation, Turnout
+from coterie.participation import Clock, Everyone, Participants, Participation
 from coterie.protocol import Ask, Replies, Tensors
 from coterie.threads import for_work
 
@@ -92,12 +92,12 @@ class InProcess:
         """[M] identity of each client for randomness."""
         return self.worker.rows.keys
 
-    def hear(self, asks: Mapping[int, Ask], who: Turnout) -> Heard:
+    def dispatch(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         """Let those answer who are in time."""
         begin = time.perf_counter()
         answers = self.worker.answer(asks, who.answered)
         taken = time.perf_counter() - begin
-        return Heard(answers, 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken))
+        return Response(answers, 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken))
 
     def knows(self, run: int) -> bool:
         """Whether clients keep private state of a run already."""
@@ -112,7 +112,7 @@ class InProcess:
         private = self.worker.private
         return {f"private/{run}/{name}": v for run, kept in private.items() for name, v in kept.items()}, None
 
-    def kept(self) -> None:
+    def checkpoint_written(self) -> None:
         """Nothing depends on it here."""
 
     def restore(self, tensors: Tensors, rest: Any) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from coterie.protocol import Ask, Block, Stack, Tensors
 
-__all__ = ["Kept", "reveal", "reveal_ask"]
+__all__ = ["RemoteState", "reveal", "reveal_ask"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class RemoteState:
     """What clients keep on their nodes of the runs of an engine.
 
     Attributes

@@ -15,7 +15,7 @@ from coterie.algorithms.random_effects import Prior, adapt_effects_ask, as_dense
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
-from coterie.engines.private import Kept
+from coterie.engines.private import RemoteState
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import add_baselines
@@ -65,7 +65,7 @@ class FromPrior:
         prior = {f"prior/{name}": getattr(self.prior, name) for name in _PRIOR}
         return prior, {"structure": self.structure, "setting": self.setting}
 
-    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | Kept:
+    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | RemoteState:
         """Models of clients from their rows; they stay with the clients.  [C, P]"""
         session = session or Session()
         session.ask(rows, adapt_effects_ask(self.prior, _problem(self.model), self.model))

@@ -11,8 +11,8 @@ from coterie.participation.clocks import (
     VirtualClock,
     WallClock,
 )
+from coterie.participation.participants import Participants, Participation, select_participants
 from coterie.participation.policies import Deadline, Everyone, FastestFirst, FirstReplies, Sampled, Then
-from coterie.participation.turnout import Participation, Turnout, turn_out
 
 __all__ = [
     "Clock",
@@ -23,13 +23,13 @@ __all__ = [
     "FastestFirst",
     "FirstReplies",
     "LogNormal",
+    "Participants",
     "Participation",
     "Sampled",
     "Speeds",
     "Then",
     "Trace",
-    "Turnout",
     "VirtualClock",
     "WallClock",
-    "turn_out",
+    "select_participants",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.errors import ConfigError
-from coterie.participation.turnout import Participation, Turnout, fastest
+from coterie.participation.participants import Participants, Participation, fastest
 
 __all__ = ["Deadline", "Everyone", "FastestFirst", "FirstReplies", "Sampled", "Then"]
 
@@ -23,10 +23,10 @@ class Everyone:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         """Ask all."""
         everyone = torch.arange(len(clients))
-        return Turnout(everyone, everyone)
+        return Participants(everyone, everyone)
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Sampled:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         """Ask those whose keyed draw is smallest."""
         size = self.number if self.share is None else max(1, round(self.share * len(clients)))
         u = keys.uniform(keys.key(seed, round_, "participation", clients), 1)[:, 0]
         asked = u.argsort(stable=True)[:size].sort().values
-        return Turnout(asked, asked)
+        return Participants(asked, asked)
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class FastestFirst:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         """Ask the fastest."""
         n = min(len(clients) if each is None else each for each in (self.n, enough))
         asked = fastest(torch.arange(len(clients)), n, round_, clients, seed, times)
-        return Turnout(asked, asked)
+        return Participants(asked, asked)
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class FirstReplies:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         """Hear the fastest."""
         everyone = torch.arange(len(clients))
-        return Turnout(everyone, fastest(everyone, self.n, round_, clients, seed, times))
+        return Participants(everyone, fastest(everyone, self.n, round_, clients, seed, times))
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ class Deadline:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         """Hear who is in time."""
         everyone = torch.arange(len(clients))
         if times is None or bool((times <= self.seconds).all()):
-            return Turnout(everyone, everyone)
-        return Turnout(everyone, everyone[times <= self.seconds], until=self.seconds)
+            return Participants(everyone, everyone)
+        return Participants(everyone, everyone[times <= self.seconds], until=self.seconds)
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,14 @@ class Then:
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         """Choose twice; who answers does so to both."""
         some = self.first.choose(round_, clients, seed, times)
         ids = some.asked
         fewer = self.second.choose(round_, clients[ids], seed, None if times is None else times[ids], enough)
         answered = ids[fewer.answered]
         answered = answered[torch.isin(answered, some.answered)]
-        return Turnout(ids[fewer.asked], answered, until=max(some.until, fewer.until))
+        return Participants(ids[fewer.asked], answered, until=max(some.until, fewer.until))
 
 
 def _at_least_one(n: int) -> None:

@@ -29,7 +29,7 @@ from coterie.evaluate import Measured, measure_ask
 from coterie.local import Training
 from coterie.methods.personal.measure import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
 from coterie.models import Part, last_layers, layer_names, split
-from coterie.participation import turn_out
+from coterie.participation import select_participants
 from coterie.protocol import Algorithm, Ask, Replies, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
 from coterie.studies.data.holdings import Partition
@@ -143,7 +143,7 @@ class _Trial:
         rounds = self._rounds(None)
         asked = next(wanted for wanted in rounds if isinstance(wanted, Ask))
         rounds.close()
-        who = partial(turn_out, self.chosen.sample, self.chosen.clock, asked, clients=self.data.train.keys)
+        who = partial(select_participants, self.chosen.sample, self.chosen.clock, asked, clients=self.data.train.keys)
         return sum(who(round_=t, seed=self.seed).seconds for t in range(1, self.chosen.rounds + 1))
 
     def _timed(self, algorithm: Algorithm) -> Algorithm:

@@ -20,8 +20,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from coterie.data.clients import Clients, held_out
 from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
-from coterie.engines.chosen import engine_for
-from coterie.engines.flower.client import Holding, refuse_mods
+from coterie.engines.flower.client import NodeData, refuse_mods
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.messages import Introduction
 from coterie.engines.flower.wire import from_records, to_records
@@ -120,7 +119,7 @@ def test_a_node_that_cannot_read_its_rows_says_why(tmp_path: Path) -> None:
     def load(_: Schema | None) -> Clients:
         raise RunError("there is no file rows.parquet", "look for it")
 
-    grid = MemoryGrid({**dealt(federation().rows, tmp_path, nodes=2), 7: Holding("node-7", load, tmp_path / "7")})
+    grid = MemoryGrid({**dealt(federation().rows, tmp_path, nodes=2), 7: NodeData("node-7", load, tmp_path / "7")})
     with pytest.raises(RunError, match=r"node 7 cannot take part: there is no file rows\.parquet"):
         connect(grid, **HOW)
 
@@ -162,7 +161,7 @@ def test_levels_and_classes_are_those_of_all_nodes(tmp_path: Path) -> None:
                 return read_with(schema, path)
             return read(path, client="client", target="sick", test_size=0.0)
 
-        holdings[i] = Holding(name, load, tmp_path / name)
+        holdings[i] = NodeData(name, load, tmp_path / name)
     clients = connect(MemoryGrid(holdings), **{**HOW, "nodes": 2})
     (tmp_path / "all.csv").write_text(texts["north"] + "\n".join(texts["south"].splitlines()[1:]) + "\n")
     here = read(tmp_path / "all.csv", client="client", target="sick", test_size=0.0)

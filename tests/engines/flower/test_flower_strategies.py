@@ -29,7 +29,7 @@ from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.data.readers import read
 from coterie.engines.flower.connect import connect
-from coterie.engines.flower.node_data import holding_of
+from coterie.engines.flower.node_data import node_data
 from coterie.engines.flower.superlink import QUIET
 from coterie.errors import ConfigError, CoterieError
 from coterie.flower import CoterieStrategy, register
@@ -68,7 +68,7 @@ def on_nodes(folder: Path, n: int = 3, chosen: str = "{}") -> MemoryGrid:
         about = context(
             node, {"options": chosen}, name=f"node-{node}", data=str(file), client="site", target="y", state=str(folder)
         )
-        held[10 + node] = holding_of(about)
+        held[10 + node] = node_data(about)
     return MemoryGrid(held)
 
 
@@ -180,7 +180,7 @@ def loaders(folder: Path) -> dict[str, Callable[[Context], Any]]:
 @pytest.mark.parametrize(("kind", "clients", "features"), [("file", 8, 5), ("arrays", 8, 2), ("one client", 1, 2)])
 def test_a_node_holds_what_load_data_gives(kind: str, clients: int, features: int, tmp_path: Path) -> None:
     about = context(3, name="hospital 3", client="site", target="y", state=str(tmp_path / "state"))
-    held = holding_of(about, loaders(tmp_path)[kind])
+    held = node_data(about, loaders(tmp_path)[kind])
     assert held.name == "hospital-3"
     assert held.folder == tmp_path / "state" / "hospital-3"  # nodes of one machine may share the folder
     found = held.load(None)
@@ -192,16 +192,16 @@ def test_a_node_reads_as_the_run_says(tmp_path: Path) -> None:
     loaders(tmp_path)
     chosen = options({"data": {"exclude": ("ward",), "min_rows": 3}}).model_dump_json()
     about = context(0, {"options": chosen}, data=str(tmp_path / "rows.parquet"), client="site", target="y")
-    found = holding_of(about).load(None)
+    found = node_data(about).load(None)
     assert found.schema.feature_names == ("a", "b")
     assert found.schema.target == "y"
     wider = found.schema.model_copy(update={"missing": "mean"})
-    assert holding_of(about).load(wider).schema == wider
+    assert node_data(about).load(wider).schema == wider
 
 
 def test_a_node_without_rows_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match="node-0 is not told where its rows are"):
-        holding_of(context(0, **{"partition-id": 0})).load(None)
+        node_data(context(0, **{"partition-id": 0})).load(None)
 
 
 # -- the example ------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_the_example_finds_its_groups(example: Path, tmp_path: Path, capsys: pyt
     from flower_app.client_app import load_data
     from flower_app.server_app import app
 
-    nodes = {i: holding_of(context(i, **{"partition-id": i, "state": str(tmp_path)}), load_data) for i in range(4)}
+    nodes = {i: node_data(context(i, **{"partition-id": i, "state": str(tmp_path)}), load_data) for i in range(4)}
     app(MemoryGrid(nodes), context(0, {"rounds": 5, "clusters": 2}))
     first, second = capsys.readouterr().out.splitlines()
     assert first == "sites by cluster: [6, 6]"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, CoterieError, DataError
-from coterie.studies.data.holdings import Holdings, image_clients
+from coterie.studies.data.holdings import PartitionIndices, image_clients
 from coterie.studies.data.images import Images, mnist
 from coterie.studies.data.partitions import by_writer, dirichlet, shards
 
@@ -21,7 +21,7 @@ Y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))  # 60 row
 Y_TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 30))
 WRITERS = np.repeat(np.arange(40), 15)  # 15 rows each
 
-DEALS: dict[str, Callable[[int], Holdings]] = {
+DEALS: dict[str, Callable[[int], PartitionIndices]] = {
     "shards": lambda seed: shards(Y, n_clients=20, classes_per_client=3, rows_per_client=21, seed=seed),
     "shards-apart": lambda seed: shards(
         Y, n_clients=20, classes_per_client=3, rows_per_client=21, y_test=Y_TEST, seed=seed
@@ -36,7 +36,7 @@ every_deal = pytest.mark.parametrize("deal", DEALS.values(), ids=DEALS.keys())
 
 # -- no test row is in any training set -------------------------------------------------------------------------------
 @every_deal
-def test_no_test_row_is_in_any_training_set(deal: Callable[[int], Holdings]) -> None:
+def test_no_test_row_is_in_any_training_set(deal: Callable[[int], PartitionIndices]) -> None:
     held = deal(0)
     train, test = np.concatenate(held.train), np.concatenate(held.test)
     assert len(np.unique(train)) == len(train) > 0
@@ -58,20 +58,20 @@ def test_no_test_picture_is_in_any_training_set(name: str) -> None:
 
 def test_holdings_with_a_test_row_in_a_training_set_cannot_be_made() -> None:
     a, b, names = np.array([0, 1]), np.array([2, 3]), np.array(["a", "b"])
-    Holdings((a, b), (np.array([4]), np.array([5])), names, apart=False)
-    Holdings((a, b), (np.array([0]), np.array([1])), names, apart=True)  # of a test set: other rows
+    PartitionIndices((a, b), (np.array([4]), np.array([5])), names, apart=False)
+    PartitionIndices((a, b), (np.array([0]), np.array([1])), names, apart=True)  # of a test set: other rows
     with pytest.raises(DataError, match="dealt twice"):
-        Holdings((a, b), (np.array([4]), np.array([0])), names, apart=False)  # another client trains on it
+        PartitionIndices((a, b), (np.array([4]), np.array([0])), names, apart=False)  # another client trains on it
     for apart in (False, True):
         with pytest.raises(DataError, match="dealt twice"):
-            Holdings((a, a), (np.array([4]), np.array([5])), names, apart)
+            PartitionIndices((a, a), (np.array([4]), np.array([5])), names, apart)
     with pytest.raises(DataError, match="dealt twice"):
-        Holdings((a, b), (np.array([4]), np.array([4])), names, apart=True)
+        PartitionIndices((a, b), (np.array([4]), np.array([4])), names, apart=True)
 
 
 # -- all deals --------------------------------------------------------------------------------------------------------
 @every_deal
-def test_same_seed_same_holdings_and_another_seed_others(deal: Callable[[int], Holdings]) -> None:
+def test_same_seed_same_holdings_and_another_seed_others(deal: Callable[[int], PartitionIndices]) -> None:
     one, same, other = deal(1), deal(1), deal(2)
     for a, b in zip(one.train + one.test, same.train + same.test, strict=True):
         assert np.array_equal(a, b)
@@ -81,7 +81,9 @@ def test_same_seed_same_holdings_and_another_seed_others(deal: Callable[[int], H
 
 
 @every_deal
-def test_training_and_test_clients_are_numbered_alike_and_hold_their_own_rows(deal: Callable[[int], Holdings]) -> None:
+def test_training_and_test_clients_are_numbered_alike_and_hold_their_own_rows(
+    deal: Callable[[int], PartitionIndices],
+) -> None:
     held = deal(0)
     x, x_test = torch.arange(600.0), torch.arange(600.0) + 1000
     y, y_test = torch.from_numpy(Y), torch.from_numpy(np.resize(Y_TEST, 600))

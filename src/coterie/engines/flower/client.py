@@ -24,7 +24,7 @@ from coterie.engines.worker import Worker
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.protocol import Tensors
 
-__all__ = ["Holding", "answer", "refuse_mods"]
+__all__ = ["NodeData", "answer", "refuse_mods"]
 
 _LOADED = 16  # nodes' rows that a process keeps: in a simulation one process stands for several nodes
 _WORKERS = 64  # sets of rows, scaled and split, that a process keeps ready
@@ -35,7 +35,7 @@ _workers: OrderedDict[str, Worker] = OrderedDict()
 
 
 @dataclass(frozen=True)
-class Holding:
+class NodeData:
     """What a node has.
 
     Attributes
@@ -63,7 +63,7 @@ class Holding:
     version: str = ""
 
 
-def answer(message: Message, holding: Holding) -> Message:
+def answer(message: Message, holding: NodeData) -> Message:
     """Answer a message of the server; what cannot be answered is refused with a reason."""
     for name, make in holding.modules.items():
         if name not in registry.named_names():
@@ -94,7 +94,7 @@ def refuse_mods(app: ClientApp) -> None:
 
 
 # -- who are you? -----------------------------------------------------------------------------------------------------
-def _introduce(asked: Hello, holding: Holding) -> Introduction:
+def _introduce(asked: Hello, holding: NodeData) -> Introduction:
     if asked.protocol != PROTOCOL:
         raise RunError(
             f"the server speaks protocol {asked.protocol} and this node {PROTOCOL}",
@@ -130,7 +130,7 @@ def _empty_row(clients: Clients) -> Tensors:
     return row if block.y is None else {**row, "y": block.y[0, :0].clone()}
 
 
-def _data(holding: Holding, schema: str | None) -> tuple[Clients, str]:
+def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
     """The node's rows, and what tells them from others; read once by a process."""
     key = f"{holding.folder}/{holding.name} {holding.version} {schema or ''}"
     if key not in _loaded:
@@ -147,7 +147,7 @@ def _data(holding: Holding, schema: str | None) -> tuple[Clients, str]:
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
-def _answer(asked: Question, holding: Holding) -> Answers:
+def _answer(asked: Question, holding: NodeData) -> Answers:
     files = PrivateFiles(holding.folder, asked.run)
     files.tidy(asked.state)
     private, lost = files.load(asked.state)
@@ -163,7 +163,7 @@ def _answer(asked: Question, holding: Holding) -> Answers:
     return Answers(holding.name, asked.state.number, parts, asked.ids, changed, lost)
 
 
-def _worker(asked: Question, holding: Holding) -> Worker:
+def _worker(asked: Question, holding: NodeData) -> Worker:
     """A worker with the rows that are meant; those of late are kept, with what their clients keep of them."""
     clients, whose = _data(holding, asked.schema)
     key = f"{whose} {fingerprint((asked.part, asked.views))}"

@@ -18,10 +18,10 @@ from coterie.engines.flower.registry import register_named
 from coterie.engines.flower.server import OnFlower
 from coterie.errors import RunError
 
-__all__ = ["Federation", "connect"]
+__all__ = ["Nodes", "connect"]
 
 
-class Federation:
+class Nodes:
     """What remote rows hold on to: the way to their nodes."""
 
     def __init__(self, link: Link) -> None:
@@ -89,11 +89,11 @@ def connect(
     schema = agreed(said)
     address = {one.node: at for at, one in met.items()}
     link.settle({one.node: Node(one, address[one.node], _unless_own(schema, one)) for one in said})
-    federation = Federation(link)
-    train = rows_of(said, schema, federation, "train")
+    way = Nodes(link)
+    train = rows_of(said, schema, way, "train")
     if "test" not in said[0].counts:
         return held_out(train, schema, test_size=test_size, new_clients=new_clients, seed=seed)
-    test = rows_of(said, schema, federation, "test")
+    test = rows_of(said, schema, way, "test")
     return Clients(schema, train, test if test.layout.n_rows else None)
 
 

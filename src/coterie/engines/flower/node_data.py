@@ -14,21 +14,21 @@ from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
-from coterie.engines.flower.client import Holding
+from coterie.engines.flower.client import NodeData
 from coterie.errors import ConfigError
 
-__all__ = ["LoadData", "holding_of"]
+__all__ = ["LoadData", "node_data"]
 
 LoadData = Callable[[Context], Clients | str | Path]
 
 
-def holding_of(
+def node_data(
     context: Context,
     load_data: LoadData | None = None,
     *,
     modules: Mapping[str, Callable[[], nn.Module]] | None = None,
     opaque: bool = False,
-) -> Holding:
+) -> NodeData:
     """Say what this node holds.
 
     Node configuration (``--node-config``): `data`, a file or folder, unless there is a `load_data`; `client` and `target`,
@@ -39,7 +39,7 @@ def holding_of(
     state = context.node_config.get("state")
     folder = Path(str(state)) if state else get_flwr_home() / "coterie"
     reading = str(context.run_config.get("options", ""))
-    return Holding(name, partial(_load, context, load_data), folder / name, dict(modules or {}), opaque, reading)
+    return NodeData(name, partial(_load, context, load_data), folder / name, dict(modules or {}), opaque, reading)
 
 
 def _name(context: Context) -> str:

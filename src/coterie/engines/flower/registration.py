@@ -9,7 +9,7 @@ from torch import nn
 
 import coterie.engines.flower.catalogue  # noqa: F401  registers all steps
 from coterie.engines.flower.client import answer, refuse_mods
-from coterie.engines.flower.node_data import LoadData, holding_of
+from coterie.engines.flower.node_data import LoadData, node_data
 
 __all__ = ["register"]
 
@@ -43,7 +43,7 @@ def register(
     refuse_mods(app)
 
     def ask(message: Message, context: Context) -> Message:
-        return answer(message, holding_of(context, load_data, modules=modules, opaque=opaque))
+        return answer(message, node_data(context, load_data, modules=modules, opaque=opaque))
 
     app.query("coterie")(ask)
     app.train("coterie")(ask)

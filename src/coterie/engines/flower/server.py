@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from coterie.data.remote import RemoteRows
-from coterie.engines.drive import Finished, Heard, Program, drive, finish
+from coterie.engines.drive import Finished, Program, Response, drive, finish
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.link import Link
 from coterie.engines.flower.messages import Answers, Question, State
 from coterie.engines.flower.pieces import Expected, Piece, bytes_of, filled, joined, spoiled
 from coterie.engines.flower.wire import fingerprint
-from coterie.engines.private import Kept, reveal_ask
+from coterie.engines.private import RemoteState, reveal_ask
 from coterie.errors import RunError
-from coterie.participation import Clock, Deadline, Everyone, Participation, Turnout, WallClock
+from coterie.participation import Clock, Deadline, Everyone, Participants, Participation, WallClock
 from coterie.protocol import Ask, Replies, Tensors
 
 __all__ = ["OnFlower"]
@@ -63,7 +63,7 @@ class OnFlower:
     ) -> None:
         self.link, self.rows = link, rows
         self.set_up(participation=participation, clock=clock, seed=seed, store=store)
-        self.private = Kept()
+        self.private = RemoteState()
         self.heard: Tensor = torch.zeros(rows.n_clients, dtype=torch.int64)  # answers of each client that counted
         self._number = 0  # of the last question
         self._needed: dict[str, int] | None = None  # answers that a checkpoint goes back to; None: there is none
@@ -131,7 +131,7 @@ class OnFlower:
         """[M] identity of each client for randomness."""
         return self.rows.keys
 
-    def hear(self, asks: Mapping[int, Ask], who: Turnout) -> Heard:
+    def dispatch(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         """Ask those whom the clock foretells to be in time, or all, and go on with the first answers."""
         foretold = self.clock is not None and not isinstance(self.clock, WallClock)
         begin = time.perf_counter()
@@ -140,7 +140,7 @@ class OnFlower:
         taken = time.perf_counter() - begin
         answers = {run: joined(ask, pieces[run], sent[run]) for run, ask in asks.items()}
         self.heard[next(iter(answers.values())).ids] += 1  # the runs of a message are answered together
-        return Heard(answers, 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken), events)
+        return Response(answers, 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken), events)
 
     def _round(
         self, asks: Mapping[int, Ask], to: Tensor, ids: Tensor, enough: int, *, stacks: bool
@@ -226,7 +226,7 @@ class OnFlower:
 
     def forget(self) -> None:
         """Begin without private state."""
-        self.private, self._number = Kept(), 0
+        self.private, self._number = RemoteState(), 0
         self.heard = torch.zeros_like(self.heard)
 
     def keep(self) -> tuple[Tensors, Any]:
@@ -236,7 +236,7 @@ class OnFlower:
         rest = {"accepted": dict(self.private.accepted), "number": self._number}
         return {**tensors, "private/heard": self.heard}, rest
 
-    def kept(self) -> None:
+    def checkpoint_written(self) -> None:
         """Let nodes remove what came before."""
         self._needed = self._own_numbers()
 
@@ -251,7 +251,9 @@ class OnFlower:
             if own:
                 fields.setdefault(int(number), {})[own] = value
         self.heard = tensors["private/heard"]
-        self.private = Kept({name: (store, number) for name, (store, number) in rest["accepted"].items()}, fields)
+        self.private = RemoteState(
+            {name: (store, number) for name, (store, number) in rest["accepted"].items()}, fields
+        )
         self._number, self._needed = rest["number"], self._own_numbers()
 
 

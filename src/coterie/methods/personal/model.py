@@ -12,12 +12,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms.fine_tuning import fine_tuning
+from coterie.algorithms.fine_tuning import fine_tuning, tuning_ask
 from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors
-from coterie.engines.private import Kept
+from coterie.engines.private import RemoteState
 from coterie.errors import RunError
 from coterie.evaluate import Measured, measure_own_ask
 from coterie.local import Training, own_outputs
@@ -64,7 +64,7 @@ class Fitting(Protocol):
     def start(self) -> Tensor:
         """[P] the model of a client that has shown nothing."""
 
-    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | Kept:
+    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | RemoteState:
         """Models of clients from their labelled rows.  [C, P]"""
 
     def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -85,7 +85,7 @@ class Personal:
         [Q] what all share; without personal layers [P], where every client begins.
     names : ndarray
         [M] clients, ascending.
-    own : Tensor or Kept
+    own : Tensor or RemoteState
         [M, P - Q] every client's personal part; without personal layers [M, P], its own model. Where clients are on other
         machines it stays there, and this is a handle to it.
     fit : Fit or Fitting
@@ -102,7 +102,7 @@ class Personal:
     layers: tuple[str, ...]
     theta: Tensor
     names: np.ndarray
-    own: Tensor | Kept
+    own: Tensor | RemoteState
     fit: "Fit | Fitting"
     scaling: Scaling
 
@@ -114,7 +114,7 @@ class Personal:
     @property
     def parts(self) -> Tensor:
         """[M, ...] the personal parts, where they are here."""
-        if isinstance(self.own, Kept):
+        if isinstance(self.own, RemoteState):
             raise RunError("personal parts have stayed with their clients", "predict where the clients are")
         return self.own
 
@@ -146,7 +146,9 @@ class Personal:
         assert isinstance(own, Tensor)  # the rows are here
         return own
 
-    def adapted(self, rows: Ragged, kept: Kept | None = None, session: Session | None = None) -> Tensor | Kept:
+    def adapted(
+        self, rows: Ragged, kept: RemoteState | None = None, session: Session | None = None
+    ) -> Tensor | RemoteState:
         """Personal parts from rows that may be elsewhere; who has one already, `kept` there, keeps it.  [C, ...]"""
         fit = self.fit
         if not isinstance(fit, Fit):
@@ -160,13 +162,19 @@ class Personal:
             fine_tuning, model=self.model, theta=self.theta, step_size=fit.step_size, seed=fit.seed,
             training=fit.training,
         )  # fmt: skip
-        engine.run([tune])
+        if kept is None:
+            engine.run([tune])
+        else:
+            ask = tuning_ask(self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new=True)
+            session.ask(rows, ask, kept)
         return own_parts(engine.private, "theta")
 
-    def measured(self, rows: Ragged, own: Tensor | Kept, session: Session | None = None) -> Measured:
+    def measured(self, rows: Ragged, own: Tensor | RemoteState, session: Session | None = None) -> Measured:
         """Judge clients on rows, each with its personal part.  own [C, ...]"""
         name = "personal" if self.layers else "theta"
-        private = own if isinstance(own, Kept) else {0: {name: own.clone()}}  # measuring writes back what it read
+        private = (
+            own if isinstance(own, RemoteState) else {0: {name: own.clone()}}
+        )  # measuring writes back what it read
         ask = measure_own_ask(self.model)
         if self.layers:
             ask = judge_personal_ask(self.model, self.theta, split(self.model, self.layers))
@@ -260,28 +268,29 @@ class Personal:
         return {"theta": self.theta}
 
 
-def own_parts(private: Kept | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | Kept:
+def own_parts(private: RemoteState | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | RemoteState:
     """What clients keep under a name, or where they keep it."""
-    return private if isinstance(private, Kept) else private[0][name]
+    return private if isinstance(private, RemoteState) else private[0][name]
 
 
 def trained(
-    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | Kept, rows: Ragged, fit: Fit,
-    scaling: Scaling, session: Session | None = None,
+    model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | RemoteState, rows: Ragged,
+    fit: Fit, scaling: Scaling, session: Session | None = None,
 ) -> Personal:  # fmt: skip
     """Put together what training left with the server (theta) and with the clients (private).
 
-    A client that was never visited, and every client that begins at a common model, fits its part to its training rows,
-    beside the private state, which stays as it is.
+    A client that was never visited, and every client where training leaves nothing with them, fits its part to its training
+    rows, beside the private state, which stays as it is.
     """
     if not layers:
         fit = replace(fit, start=theta)
     found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit, scaling)
-    if not layers:
+    there = private.fields.get(0, {}) if isinstance(private, RemoteState) else private
+    if not layers and "visits" not in there:
         return replace(found, own=found.adapted(rows, session=session))
-    if isinstance(private, Kept):
+    if isinstance(private, RemoteState):
         return replace(found, own=found.adapted(rows, private, session))
-    own = private["personal"] if private else found.parts
+    own = private["personal" if layers else "theta"] if private else found.parts
     new = private["visits"] == 0 if private else torch.ones(rows.n_clients, dtype=torch.bool)
     if bool(new.any()):
         own = own.clone()

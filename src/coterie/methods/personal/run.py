@@ -14,14 +14,14 @@ from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.engines.chosen import AnyEngine
 from coterie.engines.drive import Program, Round
-from coterie.engines.private import Kept
+from coterie.engines.private import RemoteState
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import add_baselines, overall
 from coterie.methods.personal.model import Personal, trained
 from coterie.methods.personal.plan import Plan, check_plan, plan, prepare_personal
 from coterie.methods.personal.scores import measure_personal, spread
 from coterie.methods.session import Prepared, Session
-from coterie.participation import Clock, WallClock, turn_out
+from coterie.participation import Clock, WallClock, select_participants
 from coterie.protocol import Ask, Replies, Save
 
 __all__ = ["check_personal", "train_personal"]
@@ -100,7 +100,7 @@ def _inner(state: Any) -> averaging.State:
 
 def _personal(how: Plan, made: Prepared, session: Session, state: Any) -> Personal:
     kept = session.engine(made.rows).private
-    private = kept if isinstance(kept, Kept) else kept.get(0, {})
+    private = kept if isinstance(kept, RemoteState) else kept.get(0, {})
     return trained(made.model, how.layers, _inner(state).theta, private, made.rows, how.fit, made.scaling, session)
 
 
@@ -115,7 +115,9 @@ def _took_part(engine: AnyEngine, question: Ask, rounds: list[Round]) -> dict[st
     asked = [r for r in rounds if r.participants]
     for done in asked:
         ask = replace(question, enough=done.info.get("enough"))
-        who = turn_out(engine.participation, engine.clock, ask, round_=done.round, clients=clients, seed=engine.seed)
+        who = select_participants(
+            engine.participation, engine.clock, ask, round_=done.round, clients=clients, seed=engine.seed
+        )
         count[who.answered] += 1
         times = None if engine.clock is None else engine.clock.arrivals(done.round, clients, engine.seed, ask.work)
         total += torch.nan if times is None else times

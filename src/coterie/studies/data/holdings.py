@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds which rows, to train on and to be tested on, and clients made of that.
 
-No row is dealt twice, and no test row is anybody's training row: `Holdings` refuses to be made so.
+No row is dealt twice, and no test row is anybody's training row: `PartitionIndices` refuses to be made so.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from coterie.data.ragged import Layout, Ragged
 from coterie.errors import ConfigError, DataError
 from coterie.studies.data.images import Images
 
-__all__ = ["Holdings", "Partition", "Rows", "image_clients"]
+__all__ = ["Partition", "PartitionIndices", "Rows", "image_clients"]
 
 Rows = tuple[np.ndarray, ...]  # row numbers by client
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
+class PartitionIndices:
     """Who holds which rows.
 
     Attributes
@@ -63,7 +63,7 @@ class Partition:
 
 def image_clients(
     images: Images,
-    holdings: Holdings,
+    holdings: PartitionIndices,
     *,
     of: Literal["train", "test"] = "train",
     dtype: torch.dtype = torch.float32,
@@ -75,7 +75,7 @@ def image_clients(
     ----------
     images : Images
         The pictures.
-    holdings : Holdings
+    holdings : PartitionIndices
         Who holds which.
     of : {"train", "test"}
         Which part of the pictures was dealt; when test rows are apart, both were.

@@ -13,7 +13,7 @@ import torch
 
 from coterie import keys
 from coterie.errors import ConfigError, DataError
-from coterie.studies.data.holdings import Holdings, Rows
+from coterie.studies.data.holdings import PartitionIndices, Rows
 
 __all__ = ["by_writer", "dirichlet", "shards"]
 
@@ -30,7 +30,7 @@ def shards(
     y_test: np.ndarray | None = None,
     test_rows_per_client: int | None = None,
     seed: int,
-) -> Holdings:
+) -> PartitionIndices:
     """Deal every client equally many rows of each of its S classes, and test rows of the same classes.
 
     Which classes a client has is random; every class has as many clients as any other (or one more).
@@ -50,7 +50,7 @@ def shards(
 
     Returns
     -------
-    Holdings
+    PartitionIndices
         Row numbers of each client.
 
     Raises
@@ -78,7 +78,7 @@ def shards(
             "leave every client a test row of each of its classes: fewer clients, or fewer training rows",
         )
     test, _ = _deal_rows(left, classes, held, test_rows_per_client, "test")
-    return Holdings(train, test, _names("client", np.arange(n_clients)), y_test is not None)
+    return PartitionIndices(train, test, _names("client", np.arange(n_clients)), y_test is not None)
 
 
 def _deal_classes(n_classes: int, n_clients: int, each: int, seed: int) -> np.ndarray:
@@ -131,7 +131,7 @@ def dirichlet(
     test_share: float = 0.2,
     min_rows: int = 1,
     seed: int,
-) -> Holdings:
+) -> PartitionIndices:
     """Deal all rows of each class by shares that are drawn from Dirichlet(concentration), test rows by the same shares.
 
     Parameters
@@ -153,7 +153,7 @@ def dirichlet(
 
     Returns
     -------
-    Holdings
+    PartitionIndices
         Row numbers of each client. A client with few training rows may have no test rows.
 
     Raises
@@ -178,7 +178,9 @@ def dirichlet(
         shares = random.dirichlet(np.full(n_clients, concentration), len(classes))  # [K, M]
         held = _by_shares(train, shares)
         if min(map(len, held)) >= min_rows:
-            return Holdings(held, _by_shares(test, shares), _names("client", np.arange(n_clients)), y_test is not None)
+            return PartitionIndices(
+                held, _by_shares(test, shares), _names("client", np.arange(n_clients)), y_test is not None
+            )
     raise ConfigError(
         f"in {_DRAWS} draws some of {n_clients} clients always had fewer than {min_rows} rows",
         "ask for fewer clients, a larger concentration or a smaller min_rows",
@@ -201,7 +203,7 @@ def by_writer(
     min_rows: int = 2,
     n_clients: int | None = None,
     seed: int,
-) -> Holdings:
+) -> PartitionIndices:
     """Make every writer a client.
 
     Parameters
@@ -222,7 +224,7 @@ def by_writer(
 
     Returns
     -------
-    Holdings
+    PartitionIndices
         Row numbers of each client; clients are named after the writers.
 
     Raises
@@ -251,7 +253,7 @@ def by_writer(
         test = _pools(writers_test, found, seed, "test")
     else:
         train, test = _held_out(train, test_share, at_least=1)
-    return Holdings(tuple(train), tuple(test), _names("writer", found), writers_test is not None)
+    return PartitionIndices(tuple(train), tuple(test), _names("writer", found), writers_test is not None)
 
 
 # -- what they share --------------------------------------------------------------------------------------------------

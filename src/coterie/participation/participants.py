@@ -11,11 +11,11 @@ from coterie import keys
 from coterie.participation.clocks import Clock
 from coterie.protocol import Ask
 
-__all__ = ["Participation", "Turnout", "fastest", "turn_out"]
+__all__ = ["Participants", "Participation", "fastest", "select_participants"]
 
 
 @dataclass(frozen=True)
-class Turnout:
+class Participants:
     """Who takes part.
 
     Attributes
@@ -33,7 +33,7 @@ class Turnout:
     until: float = 0.0
     seconds: float = 0.0
 
-    def same_as(self, other: "Turnout") -> bool:
+    def same_as(self, other: "Participants") -> bool:
         """Whether the same clients are asked and heard, in the same time."""
         alike = torch.equal(self.asked, other.asked) and torch.equal(self.answered, other.answered)
         return alike and self.seconds == other.seconds
@@ -44,7 +44,7 @@ class Participation(Protocol):
 
     def choose(
         self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
-    ) -> Turnout:
+    ) -> Participants:
         """Choose among clients.
 
         Parameters
@@ -60,13 +60,13 @@ class Participation(Protocol):
         """
 
 
-def turn_out(
+def select_participants(
     policy: Participation, clock: Clock | None, ask: Ask, *, round_: int, clients: Tensor, seed: int
-) -> Turnout:
+) -> Participants:
     """Say who answers a question: those whom it names, or the first (`Ask.enough`) of those whom the policy chooses."""
     times = None if clock is None else clock.arrivals(round_, clients, seed, ask.work)  # [M]
     if ask.to is not None:
-        made = Turnout(ask.to, ask.to)
+        made = Participants(ask.to, ask.to)
     else:
         made = policy.choose(round_, clients, seed, times, ask.enough)
         if ask.enough is not None and ask.enough <= len(made.answered):
