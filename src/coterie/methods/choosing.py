@@ -14,12 +14,12 @@ from coterie.engines.in_process import Program, Round
 from coterie.local import worst_if_nan
 from coterie.methods.baselines import measured_models, placed
 from coterie.methods.session import Prepared, Session
+from coterie.select import simplest
 
 __all__ = ["best_start", "first_bound", "number_of_clusters"]
 
 _MOST = 24  # clusters that are tried, where no maximum is given
 _CLIENTS_PER_CLUSTER = 5  # and so many clients to each of them
-_ROUNDING = 1e-9  # of the total loss: candidates that differ by less are alike
 
 
 def best_start(session: Session, made: Prepared, program: Callable[[int], Program]) -> tuple[Start, int, list[Round]]:
@@ -120,7 +120,9 @@ class _Search:
     def best(self) -> int:
         """The smallest number that is as good as the best."""
         numbers = sorted(self.losses)
-        return numbers[_simplest(torch.stack([self.losses[k] for k in numbers]), self.errors)]
+        return numbers[
+            simplest(-worst_if_nan(torch.stack([self.losses[k] for k in numbers]).double()), errors=self.errors)
+        ]
 
 
 def _held_out(session: Session, made: Prepared, theta: Tensor) -> Tensor:
@@ -129,19 +131,3 @@ def _held_out(session: Session, made: Prepared, theta: Tensor) -> Tensor:
     label = placed(made.model, theta, part, session).label
     measured = measured_models(made.model, theta, label, held, session)
     return measured.loss * measured.rows
-
-
-def _simplest(losses: Tensor, errors: float) -> int:
-    """The first candidate whose loss is within so many standard errors of the best, paired over clients.  losses [K, M]"""
-    losses = worst_if_nan(losses.double())
-    best = losses[losses.sum(1).argmin()]
-    for k, loss in enumerate(losses):
-        worse = loss - best
-        within = errors * _deviation(worse) * len(worse) ** 0.5 + _ROUNDING * float(best.sum())
-        if bool(worse.isfinite().all()) and float(worse.sum()) <= within:
-            return k
-    return 0
-
-
-def _deviation(values: Tensor) -> float:
-    return float(values.std()) if len(values) > 1 else 0.0

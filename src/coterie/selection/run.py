@@ -18,7 +18,8 @@ from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.methods.session import Session, Watch, model_for
 from coterie.protocol import Algorithm
-from coterie.selection.choice import OUTLIER, difference, outlying, simplest
+from coterie.select import difference, simplest
+from coterie.selection.choice import OUTLIER, outlying
 from coterie.selection.density import density_newcomers, fit_densities
 from coterie.selection.networks import FOLDS, Networks
 from coterie.selection.result import ORDER, Comparison, Setting
@@ -234,7 +235,7 @@ def _chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     best = scores[may].nanmean(1).max()
     tolerance = max(tolerance, _SHARE * float(best - scores[list(found).index("global")].nanmean()))
     order = sorted(range(len(scores)), key=lambda j: _complexity(*list(settings.items())[j], found))
-    winner = list(found)[order[simplest(scores[order], tolerance, [may[j] for j in order])]]
+    winner = list(found)[order[simplest(scores[order], tolerance=tolerance, eligible=[may[j] for j in order])]]
     barred = tuple(name for name, can in zip(found, may, strict=True) if not can)
     return Evidence(found, settings, winner, task.judged, odd, score, tolerance, barred)
 
@@ -274,8 +275,8 @@ def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
         for j, setting in enumerate(one.settings):
             kinds.setdefault(tuple(setting), []).append(j)
         best = [max(some, key=lambda j: float(scores[j].nanmean())) for some in kinds.values()]
-        return best[simplest(scores[best], tolerance)]
-    return simplest(scores, tolerance, one.eligible)
+        return best[simplest(scores[best], tolerance=tolerance)]
+    return simplest(scores, tolerance=tolerance, eligible=one.eligible)
 
 
 # -- new clients ------------------------------------------------------------------------------------------------------

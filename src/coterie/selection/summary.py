@@ -17,7 +17,8 @@ from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
 from coterie.methods.baselines import target_variance
-from coterie.selection.choice import as_good, difference, mean_and_error, names_where
+from coterie.select import as_good, difference, mean_and_error
+from coterie.selection.choice import names_where
 from coterie.selection.result import Comparison, FitAdvice, Grouping, Setting, Structure, Trial
 from coterie.selection.structures import Found, Within
 from coterie.selection.task import Task
@@ -114,7 +115,9 @@ def summarised(
     """Put the result together; `place` [M, 2] is where clients lie on the map, where there is one."""
     names, taken = clients.names, [name for name in evidence.found if name not in evidence.barred]
     scores = torch.stack([evidence.counted(evidence.score(name)) for name in taken])
-    good = dict.fromkeys(evidence.found, False) | dict(zip(taken, as_good(scores, evidence.tolerance), strict=True))
+    good = dict.fromkeys(evidence.found, False) | dict(
+        zip(taken, as_good(scores, tolerance=evidence.tolerance), strict=True)
+    )
     problem, scaling = task.problem, task.scaling
     words = words or Linear(problem.is_regression)
     parts = _Parts(clients, task, evidence, new, words)

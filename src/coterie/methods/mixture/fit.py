@@ -35,6 +35,7 @@ from coterie.methods.mixture.results import (
 from coterie.methods.session import Session
 from coterie.models.mixtures import Family
 from coterie.protocol import Tensors
+from coterie.select import as_good
 
 __all__ = [
     "C_LAMBDAS", "METHODS", "OUTLIER", "PRESETS", "Choice", "Drive", "MixtureFit", "bic", "choose_c_lambda",
@@ -269,11 +270,11 @@ def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[
     total = torch.stack([_totals(own, out) for own, out in zip(fits, held, strict=True)]).sum(0)  # [K, M]
     good = _good([fit for own in fits for fit in own], held[0])
     n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
-    scores, as_good = _as_good(total[:, good], n)
+    scores, level = _as_good(total[:, good], n)
     freest = candidates.index(min(candidates))
     least = _least(candidates, [own[freest] for own in fits], good) if how.squared else min(candidates)
-    enough = [i for i in as_good if candidates[i] >= least]
-    best = min(enough, key=candidates.__getitem__) if enough else max(as_good, key=candidates.__getitem__)
+    enough = [i for i in level if candidates[i] >= least]
+    best = min(enough, key=candidates.__getitem__) if enough else max(level, key=candidates.__getitem__)
     return Choice(tuple(candidates), scores, best), total[freest] - total[best] > _CLEARLY
 
 
@@ -321,8 +322,8 @@ def choose_components(
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
     fits = _fedgrem_fits("choose components", part, how, settings)
     good = _good(fits, held)
-    found, as_good = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()))
-    return Choice(values, found, min(as_good, key=values.__getitem__))
+    found, level = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()))
+    return Choice(values, found, min(level, key=values.__getitem__))
 
 
 def _totals(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
@@ -341,10 +342,8 @@ def _as_good(each: Tensor, n: int) -> tuple[tuple[float, ...], list[int]]:
         How many rows these are.
     """
     scores = each.sum(1) / max(n, 1)
-    worse = each[int(scores.argmax())] - each
-    error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5 if worse.shape[1] > 1 else worse.new_zeros(len(worse))
-    as_good = (worse.sum(1) <= _ERRORS * error + _TIE * each.sum(1).abs().max()).tolist()
-    return tuple(scores.tolist()), [i for i, good in enumerate(as_good) if good]
+    good = as_good(each, errors=_ERRORS, tie=_TIE)
+    return tuple(scores.tolist()), [i for i, one in enumerate(good) if one]
 
 
 def _good(fits: Sequence[MixtureFit], rows: Ragged) -> Tensor:
