@@ -117,9 +117,17 @@ FITS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 FITS |= {  # methods as they are registered
-    one.name: ({"method": one.name, **QUICK, **(HIDDEN if one.layers else {}), "baselines": False}, 0)
+    one.name: (
+        {
+            "method": one.name,
+            **(QUICK if one.rounds else {}),
+            **(HIDDEN if one.layers else {}),
+            "baselines": False,
+        },
+        0,
+    )
     for one in METHODS.values()
-    if one.family in ("clusters", "personal") and one.name not in FITS
+    if one.name not in FITS
 }
 
 

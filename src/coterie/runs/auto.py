@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from coterie.runs.comparison import about, write_comparison
-from coterie.methods.session import Watch
-from coterie.selection.run import compare
 from coterie.config import FitOptions, check_options, options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
+from coterie.methods.session import Watch
+from coterie.runs.comparison import about, write_comparison
 from coterie.runs.folder import begin_run, settle_run
+from coterie.selection.run import compare
 
 __all__ = ["settled_run", "why"]
 
