@@ -113,7 +113,7 @@ class Rounds(Sampling):
 
     group: ClassVar[str] = "training"
 
-    rounds: Annotated[Count, "rounds"] = 100
+    rounds: Annotated[Count, "number of rounds"] = 100
     step_size: Annotated[
         Positive | None, "of local steps; by default from the curvature for linear models, 0.1 for networks"
     ] = None
@@ -158,7 +158,7 @@ class Groups:
     average_over: Annotated[
         Literal["cluster", "everyone"], "whom a model is averaged over (everyone: Lemma 1 of moment descent)"
     ] = "cluster"
-    shared_layers: Annotated[tuple[str, ...], "layers common to all clusters, by the beginnings of their names"] = ()
+    shared_layers: Annotated[tuple[str, ...], "layers common to all clusters, by the prefixes of their names"] = ()
     soft: Annotated[bool, "whether clients train all models, by how well each serves them"] = False
     temperature: Annotated[Positive | None, "of soft labels; estimated by default"] = None
     patience: Annotated[int, Ge(0), "rounds before an empty cluster is reseeded; 0 never"] = 5
@@ -278,9 +278,7 @@ class Layers:
 
     group: ClassVar[str] = "personal"
 
-    layers: Annotated[
-        tuple[str, ...], "personal layers, by the beginnings of their names; by default those of the method"
-    ] = ()
+    layers: Annotated[tuple[str, ...], "personal layers, by the prefixes of their names; the method has a default"] = ()
 
 
 @parameters
@@ -310,7 +308,7 @@ class Pull:
 
     group: ClassVar[str] = "personal"
 
-    lam: Annotated[AtLeast0, "how strongly own models are pulled to the common one: 0 leaves clients alone"] = 1.0
+    lam: Annotated[AtLeast0, "how strongly own models are pulled towards the common one; 0: not at all"] = 1.0
 
 
 @parameters
@@ -328,11 +326,12 @@ class Stages:
     stage_rounds: Annotated[Count, "rounds of a fixed stage"] = 10
     contraction: Annotated[float, Gt(0), Lt(1), "of the theory's stages"] = 0.25
     clock: Annotated[
-        Literal["exponential", "dynamic", "lognormal", "trace"] | None, "what time a round's work takes clients"
+        Literal["exponential", "dynamic", "lognormal", "trace"] | None,
+        "simulated times that a round's work takes clients",
     ] = None
     sigma: Annotated[AtLeast0, "of the lognormal clock"] = 1.0
-    trace: Annotated[str | None, "file of what time rounds take clients; needs `clock` to be `trace`"] = None
-    communication: Annotated[AtLeast0, "seconds that are added to every round"] = 0.0
+    trace: Annotated[str | None, "file of clients' times per round, for `clock` = `trace`"] = None
+    communication: Annotated[AtLeast0, "simulated seconds added to every round"] = 0.0
 
 
 @parameters
@@ -556,7 +555,7 @@ class Method:
 
 _IN_PASSES = dict.fromkeys(
     ("training.local_steps", "training.epochs", "training.exact"),
-    "give personal.body_epochs; training.batch_size says how many rows a step has",
+    "set personal.body_epochs; training.batch_size sets the rows per step",
 )
 _PLAIN_STEPS = dict.fromkeys(
     ("training.momentum", "training.proximal"), "maml takes plain gradient steps: leave it out"
@@ -565,7 +564,7 @@ _OF_MIXTURES = {
     "clusters.n_clusters": "did you mean mixture.n_components?",
     "clusters.n_init": "did you mean mixture.restarts?",
 }
-_OF_CLUSTERS = {"mixture.n_components": "use --method mixture; groups of clients are counted by --clusters"}
+_OF_CLUSTERS = {"mixture.n_components": "use --method mixture, or --clusters for groups of clients"}
 _OWN_START = dict.fromkeys(
     ("clusters.init", "clusters.n_init", "clusters.candidates"),
     "moment-descent makes its own start; leave it out, or use --method ifca",
@@ -585,53 +584,54 @@ def register(method: Method) -> None:
 
 for _method in (
     Method(
-        "ifca", "IFCA", "groups of clients, each with a model", "clusters", "clusters", IFCAOptions, "IFCA",
+        "ifca", "IFCA", "groups of clients, one model per group", "clusters", "clusters", IFCAOptions, "IFCA",
         "Ghosh et al., 2020", instead=_OF_CLUSTERS,
     ),
     Method(
-        "moment-descent", "Moment descent", "groups of clients that follow linear regressions, from any start",
+        "moment-descent", "Moment descent", "groups of clients, one linear regression per group, found from any start",
         "clusters", "clusters", MomentDescentOptions, "MixedRegression", "Su et al., 2022",
         instead=_OF_CLUSTERS | _OWN_START,
     ),
     Method(
-        "mixture", "Mixture (FedGrEM)", "rows of every client are a mixture, and some clients are bad", "mixture",
+        "mixture", "Mixture (FedGrEM)", "each client's rows are a mixture, and some clients may be outliers", "mixture",
         "mixture", MixtureOptions, "FederatedMixture", "Tian et al., 2024", instead=_OF_MIXTURES,
     ),
     Method(
-        "fedrep", "FedRep", "a common representation, and a head for each client", "representation", "personal",
+        "fedrep", "FedRep", "a shared representation, and a personal head for each client", "representation", "personal",
         FedRepOptions, "FedRep", "Collins et al., 2021", "coterie.algorithms.fedrep:fedrep", 1, "SRPFL",
         instead=_IN_PASSES,
     ),
     Method(
-        "lg-fedavg", "LG-FedAvg", "a representation for each client, and a common head", "representation", "personal",
-        SplitOptions, "LGFedAvg", "Liang et al., 2020", "coterie.algorithms.lg_fedavg:lg_fedavg", -2, "LG-SRPFL",
+        "lg-fedavg", "LG-FedAvg", "a personal representation for each client, and a shared head", "representation",
+        "personal", SplitOptions, "LGFedAvg", "Liang et al., 2020", "coterie.algorithms.lg_fedavg:lg_fedavg", -2, "LG-SRPFL",
         instead=_IN_PASSES,
     ),
     Method(
-        "fedper", "FedPer", "a common body, and a head for each client, trained together", "representation", "personal",
-        SplitOptions, "FedPer", "Arivazhagan et al., 2019", "coterie.algorithms.fedper:fedper", 1, instead=_IN_PASSES,
+        "fedper", "FedPer", "a shared body and a personal head for each client, trained together", "representation",
+        "personal", SplitOptions, "FedPer", "Arivazhagan et al., 2019", "coterie.algorithms.fedper:fedper", 1,
+        instead=_IN_PASSES,
     ),
     Method(
-        "maml", "MAML (Per-FedAvg)", "a model that clients adapt by a few steps", "representation", "personal",
+        "maml", "MAML (Per-FedAvg)", "a model that each client fine-tunes in a few steps", "representation", "personal",
         MAMLOptions, "MAML", "Fallah et al., 2020", "coterie.algorithms.maml:maml",
         variant=lambda options: "HF-MAML" if options.personal.hessian == "free" else "FO-MAML",
         instead=_IN_PASSES | _PLAIN_STEPS,
     ),
     Method(
-        "ditto", "Ditto", "a model for each client, pulled to a common one", "shrunk", "personal", DittoOptions, "Ditto",
-        "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES,
+        "ditto", "Ditto", "a model for each client, pulled towards a common one", "shrunk", "personal", DittoOptions,
+        "Ditto", "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES,
     ),
     Method(
         "local", "One model per client", "a linear model for each client alone", "local", "effects", LocalOptions,
         "Local", instead=_LINEAR,
     ),
     Method(
-        "shrunk", "Shrunk models", "a linear model for each client, drawn to a common one", "shrunk", "effects",
-        ShrunkOptions, "Shrunk", instead=_LINEAR,
+        "shrunk", "Shrunk models", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
+        "effects", ShrunkOptions, "Shrunk", instead=_LINEAR,
     ),
     Method(
-        "representation", "Linear representation", "linear models that differ in a few directions", "representation",
-        "effects", RepresentationOptions, "Representation", instead=_LINEAR,
+        "representation", "Linear representation", "linear models that differ in a few common directions (low rank)",
+        "representation", "effects", RepresentationOptions, "Representation", instead=_LINEAR,
     ),
     Method(
         "fedavg", "FedAvg", "one model for all (with training.proximal: FedProx)", "global", "clusters", FedAvgOptions,
