@@ -73,13 +73,13 @@ def compare_command(
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
     check_free(folder)
-    clients, chosen = _read(chosen, default=new_clients is None)
+    clients, read = _read(chosen, default=new_clients is None)
     if err.is_terminal:
         err.print(f"{clients!r}; seed {seed}")
     warn(clients.left_out())
     with progress() as watch:
         found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
-    named = chosen.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
+    named = read.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
     fit = fit_command(named, found[found.chosen].fit, seed=seed)
     command = "coterie " + shlex.join(sys.argv[1:])
     document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
