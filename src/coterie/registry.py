@@ -24,8 +24,8 @@ _Class = TypeVar("_Class")
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 def parameters(kind: type[_Class]) -> type[_Class]:
-    """Make a constructor of a class's fields, which stores them as scikit-learn wants it; editors show its signature."""
-    return dataclass(kw_only=True, eq=False, repr=False)(kind)
+    """Let a class have parameters; estimators, which inherit them, have the constructor (that takes its time to make)."""
+    return dataclass(init=False, kw_only=True, eq=False, repr=False, match_args=False)(kind)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 """What all estimators share: scikit-learn's manners around fitting, predicting and scoring."""
 
 import warnings
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_type_hints
 
 import numpy as np
@@ -33,7 +33,7 @@ ESTIMATORS: dict[str, type["Estimator"]] = {}  # by the method that they fit
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 def estimator(kind: type[_Class]) -> type[_Class]:
     """Make a class the estimator of its method: a constructor of its options, and a docstring that tells them all."""
-    made = parameters(kind)
+    made = dataclass(kw_only=True, eq=False, repr=False, match_args=False)(kind)
     told = "".join(f"\n    {name}\n        {about}." for name, about in abouts(made).items())
     head, found, rest = (made.__doc__ or "").partition("\n    Attributes\n")
     made.__doc__ = f"{head.rstrip()}\n\n    Parameters\n    ----------{told}\n{found}{rest}"
