@@ -64,7 +64,7 @@ def test_help_of_a_method_lists_its_options_with_their_defaults() -> None:
     said = coterie("fit", "--method", "fedrep", "--help")
     assert said.code == 0
     assert said.out.startswith(
-        "coterie fit DATA --method fedrep: a common representation, and a head for each client\n"
+        "coterie fit DATA --method fedrep: a shared representation, and a personal head for each client\n"
     )
     lines = [line.strip() for line in said.out.splitlines()]
     assert {"personal.head_epochs = 10", "training.step_size = chosen", "model.hidden = []"} <= set(lines)

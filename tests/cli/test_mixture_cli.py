@@ -289,7 +289,7 @@ UNUSED = "is set, and mixture has no use for it"
         (
             ["--method", "ifca", "--target", "weight"],
             "mixture.n_components is set, and ifca has no use for it",
-            "use --method mixture; groups of clients are counted by --clusters",
+            "use --method mixture, or --clusters for groups of clients",
         ),
     ],
 )

@@ -36,25 +36,25 @@ _LINEAR = {"degree", "hidden", "intercept"}  # hidden layers and a missing inter
 
 _IN_PASSES = dict.fromkeys(
     ("training.local_steps", "training.epochs", "training.exact"),
-    "give personal.body_epochs; training.batch_size says how many rows a step has",
+    "set personal.body_epochs; training.batch_size sets the rows per step",
 )
 _OF_MIXTURES = {
     "clusters.n_clusters": "did you mean mixture.n_components?", "clusters.n_init": "did you mean mixture.restarts?",
 }  # fmt: skip
 _OF_CLUSTERS = {
-    "mixture.n_components": "use --method mixture; groups of clients are counted by --clusters",
+    "mixture.n_components": "use --method mixture, or --clusters for groups of clients",
 }
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(
-            "ifca", "groups of clients, each with a model", "clusters",
+            "ifca", "groups of clients, one model per group", "clusters",
             {"model": _MODEL, "training": _TRAINING, "clusters": _CLUSTERS},
             ClusterModels, check_clusters, train_clusters, _OF_CLUSTERS,
         ),
         Method(
-            "moment-descent", "groups of clients that follow linear regressions, from any start", "clusters",
+            "moment-descent", "groups of clients, one linear regression per group, found from any start", "clusters",
             {
                 "model": _MODEL, "training": _TRAINING, "moments": _MOMENTS,
                 "clusters": _CLUSTERS - {"init", "n_init", "candidates"},
@@ -67,22 +67,22 @@ METHODS: dict[str, Method] = {
             ),
         ),
         Method(
-            "mixture", "rows of every client are a mixture, and some clients are bad (FedGrEM)", "mixture",
+            "mixture", "each client's rows are a mixture, and some clients may be outliers (FedGrEM)", "mixture",
             {"model": {"intercept"}, "training": {"participation"}, "mixture": _MIXTURE},
             Mixtures, check_mixture, train_mixture, _OF_MIXTURES, "mixture", MixtureScore,
         ),
         Method(
-            "fedrep", "a common representation, and a head for each client", "representation",
+            "fedrep", "a shared representation, and a personal head for each client", "representation",
             {"model": _MODEL, "training": _PASSES, "personal": _COMMON | _LAYERS | _HEADS},
             Personal, check_personal, train_personal, _IN_PASSES,
         ),
         Method(
-            "lg-fedavg", "a representation for each client, and a common head", "representation",
+            "lg-fedavg", "a personal representation for each client, and a shared head", "representation",
             {"model": _MODEL, "training": _PASSES, "personal": _COMMON | _LAYERS},
             Personal, check_personal, train_personal, _IN_PASSES,
         ),
         Method(
-            "maml", "a model that clients adapt by a few steps", "representation",
+            "maml", "a model that each client fine-tunes in a few steps", "representation",
             {"model": _MODEL, "training": _PASSES, "personal": _COMMON | _META},
             Personal, check_personal, train_personal, _IN_PASSES,
         ),
@@ -91,11 +91,11 @@ METHODS: dict[str, Method] = {
             EffectModels, check_effects, train_effects,
         ),
         Method(
-            "shrunk", "a linear model for each client, drawn to a common one", "shrunk",
+            "shrunk", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
             {"model": _LINEAR, "prior": {"spread"}}, EffectModels, check_effects, train_effects,
         ),
         Method(
-            "representation", "linear models that differ in a few directions", "representation",
+            "representation", "linear models that differ in a few common directions (low rank)", "representation",
             {"model": _LINEAR, "prior": {"rank"}}, EffectModels, check_effects, train_effects,
         ),
         Method(
