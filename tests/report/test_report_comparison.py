@@ -144,7 +144,7 @@ def test_broken_documents_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be read"):
         write_comparison_report(tmp_path)
     (tmp_path / "compare.json").write_text("{}")
-    with pytest.raises(RunError, match="not of a comparison"):
+    with pytest.raises(RunError, match="not the document of a comparison"):
         write_comparison_report(tmp_path)
 
 

@@ -106,7 +106,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.fitted_, self.history_ = fitted, fitted.rounds
         self._know(fitted)
         for said in fitted.warnings:
-            if "ended empty" in said:
+            if "are empty" in said:
                 warnings.warn(said, ConvergenceWarning, stacklevel=3)
 
     def _restore(self, run: Fitted) -> None:
@@ -144,7 +144,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             return known
         if prepared.y is None:
             raise DataError(
-                f"client '{strangers[0]}' was not there in training and has no targets to place it by",
-                "give labelled rows of it: `assign` places new clients",
+                f"client '{strangers[0]}' is new and has no targets",
+                "new clients need some labelled rows: use `assign`",
             )
         return torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)

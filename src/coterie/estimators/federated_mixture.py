@@ -27,7 +27,7 @@ __all__ = ["FederatedMixture"]
 
 @parameters
 class FederatedMixture(BaseEstimator, Everyone):  # type: ignore[misc]
-    """Rows of every client are a mixture, and clients' mixtures are alike, but for some outliers (paper 003).
+    """A mixture for every client; mixtures are similar across clients, except for outliers (Tian et al., 2024).
 
     Without targets, components are normal and rows are clustered. With targets, components are linear regressions.
 
@@ -142,7 +142,7 @@ class FederatedMixture(BaseEstimator, Everyone):  # type: ignore[misc]
         self.fitted_, self.history_ = fitted, fitted.rounds
         self._know(fitted)
         for said in fitted.warnings:
-            if "still moved" in said or "ended empty" in said:
+            if "not converged" in said or "are empty" in said:
                 warnings.warn(said, ConvergenceWarning, stacklevel=2)
         return self
 

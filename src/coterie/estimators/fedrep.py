@@ -11,7 +11,7 @@ __all__ = ["FedRep"]
 
 @parameters
 class FedRep(Personalised, Stages, Rounds, Momentum, Networks):
-    """All clients share a representation, and each has a head of its own (paper 001).
+    """A shared representation, and a personal head for each client (Collins et al., 2021; Tziotis et al., 2022).
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ __all__ = ["IFCA"]
 
 @parameters
 class IFCA(Federated, Groups, Rounds, Steps, Networks):
-    """Clients fall into groups: find them, and train a model for each (paper 004).
+    """Find groups of clients, and train a model for each (Ghosh et al., 2020).
 
     Parameters
     ----------

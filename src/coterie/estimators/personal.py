@@ -154,8 +154,8 @@ class Personalised(BaseEstimator):  # type: ignore[misc]
             return own
         if prepared.y is None:
             raise DataError(
-                f"client '{prepared.names[strangers[0]]}' was not there in training and has no targets to fit its part to",
-                "give labelled rows of it to `adopt` first",
+                f"client '{prepared.names[strangers[0]]}' is new and has no targets",
+                "new clients need some labelled rows: give them to `adopt` first",
             )
         own = own.clone()
         own[torch.from_numpy(strangers)] = self.personal_.fitted(prepared.only(strangers))

@@ -47,7 +47,7 @@ def _check(chosen: FitOptions) -> None:
     name = first_given(chosen, "model", {"hidden"})
     if name is not None:
         raise ConfigError(
-            f"model.{name} is set, and the comparison is about linear models and networks without it",
+            f"model.{name} is set, and the comparison does not support it",
             "leave it out, or name a method",
         )
 
@@ -86,7 +86,7 @@ def why(folder: Path) -> dict[str, Any]:
     found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
     taken = _taken(said["rows"])
     if not taken["chosen"]:
-        found["doubts"] = [f"No method fits that, so the next best was taken: {taken['label']}.", *found["doubts"]]
+        found["doubts"] = [f"No method can fit this structure yet, so the next best was chosen: {taken['label']}.", *found["doubts"]]
     return {"why": found}
 
 

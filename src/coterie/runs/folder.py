@@ -132,7 +132,7 @@ def read_options(folder: Path) -> FitOptions:
         return FitOptions.model_validate(_read_json(folder)["config"])
     except ValidationError:
         raise RunError(
-            f"{folder / 'run.json'} has options that are not known", "it may be of another version of coterie"
+            f"{folder / 'run.json'} has unknown options", "it may come from another version of coterie"
         ) from None
 
 
@@ -197,7 +197,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
     except (ValueError, OSError):
         raise RunError(f"{folder / 'run.json'} cannot be read", "start the run again with `coterie fit`") from None
     if not isinstance(document, dict) or not {"status", "config", "fingerprint"} <= document.keys():
-        raise RunError(f"{folder} is not a run: its run.json is of something else", way_out)
+        raise RunError(f"{folder} is not a run: its run.json was not written by a run", way_out)
     return document
 
 
