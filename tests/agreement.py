@@ -19,7 +19,8 @@ from coterie.models import Dense, linear_regression
 from coterie.models.mixtures import Regression
 from coterie.participation import VirtualClock
 from coterie.protocol import Algorithm
-from helpers import federation
+from coterie.registry import METHODS
+from helpers import federation, registered_case
 
 COUNTS = (14, 22, 17, 12, 17, 20, 19, 17, 14, 12)  # rows by client: enough for anchors
 ROWS = federation(COUNTS).rows
@@ -44,5 +45,10 @@ PROGRAMS: dict[str, Callable[[Any], Algorithm]] = {
     "fedgrem": partial(
         fedgrem, family=Regression(3), n_components=2, rounds=5, seed=1, c_lambda=1.0, start=MixtureStart(4, 10)
     ),
+}
+PROGRAMS |= {
+    one.name: registered_case(one).program(1)
+    for one in METHODS.values()
+    if one.family == "personal" and one.name not in PROGRAMS
 }
 ENGINES: dict[str, Any] = {"srpfl": {"clock": VirtualClock(), "seed": 2}}

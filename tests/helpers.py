@@ -34,10 +34,12 @@ from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer, Worker
 from coterie.local import Training
 from coterie.methods.mixture.fit import PRESETS
+from coterie.methods.personal.plan import algorithm_of, called
 from coterie.models import Dense, Model, Network, linear_regression, softmax_regression
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
 from coterie.participation import Participants
 from coterie.protocol import Algorithm, Ask, Block
+from coterie.registry import METHODS, Method, options_in
 
 Program = Callable[[Any], Algorithm]
 COUNTS = (5, 0, 7, 12, 7, 1, 9, 7, 4, 12)  # rows by client: unequal, some alike, one client with none and one with one
@@ -530,5 +532,19 @@ def staged(case: Case) -> Case:
     )  # fmt: skip
 
 
+def registered_case(method: Method) -> Case:
+    """A method with personal models as it is registered, with its options' defaults."""
+    arguments: dict[str, Any] = {option.name: option.default for option in options_in(method.options).values()}
+    arguments |= {"model": NET, "rounds": 4, "training": STEPS, "body": STEPS, "head": STEPS, "weighting": "clients"}
+    arguments |= dict.fromkeys(("step_size", "alpha", "beta"), 0.05) | {"personal": ("1",)}
+
+    def program(seed: int) -> Program:
+        return called(algorithm_of(method.name)[0], arguments | {"seed": seed})
+
+    return Case(method.name, program, fed.State)
+
+
+_KNOWN = {case.name for case in CASES}
+CASES += [registered_case(one) for one in METHODS.values() if one.family == "personal" and one.name not in _KNOWN]
 _STAGED = {"fedavg-minibatch", "ifca-model", "ifca-spread", "fedgrem", "fedrep"}
 CASES += [staged(case) for case in CASES if case.name in _STAGED]

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from coterie import registry
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.moment_descent import Descent
 from coterie.config import FitOptions, options
 from coterie.errors import ConfigError
 
-METHODS = (
-    "'auto', 'ifca', 'moment-descent', 'mixture', 'fedavg', 'fedrep', 'lg-fedavg', 'maml', 'local', 'shrunk' "
-    "or 'representation'"
-)
+METHODS = ", ".join(f"'{name}'" for name in ("auto", *registry.METHODS)).replace(", 'fedavg'", " or 'fedavg'")
 
 
 def refused(tree: dict[str, Any] | None = None, **more: Any) -> ConfigError:

@@ -12,7 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DISTRIBUTION = {"sklearn": "scikit-learn"}  # where it is not called like its module
+DISTRIBUTION = {
+    "sklearn": "scikit-learn",
+    "annotated_types": "annotated-types",
+    "pydantic_core": "pydantic",
+}  # where it is not called like its module
 OPTIONAL = ("coterie.engines.flower.",)
 
 

@@ -23,15 +23,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import BaseModel
+from tools import reference
 
 from coterie.algorithms import em, fedavg, fedgmm, fedgrem, ifca, one_shot, preparation
 from coterie.algorithms.serving import adopt_ask, spread_ask
 from coterie.algorithms.starts import Start
 from coterie.config import FitOptions
 from coterie.engines.in_process import InProcess
+from coterie.estimators import ESTIMATORS
 from coterie.models import linear_regression, mlp
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.protocol import Ask, Save
+from coterie.registry import METHODS
 from helpers import ragged
 from named_code import stale
 
@@ -78,6 +81,17 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.fixture
+def methods() -> Iterator[None]:
+    """Let a page register methods, and forget them after it."""
+    registries: tuple[dict[str, Any], ...] = (METHODS, ESTIMATORS)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, kept in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(kept)
+
+
 @pytest.fixture(scope="session")
 def stays(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The table that the pages use: what the first block of the README writes."""
@@ -89,6 +103,7 @@ def stays(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 # -- pages ------------------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("methods")
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_block_of_a_page_runs(
     page: Path,
@@ -99,6 +114,7 @@ def test_every_block_of_a_page_runs(
     request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # for files that a page writes
     for file, name in _NEEDED.findall(page.read_text(encoding="utf-8")):
         (tmp_path / name).symlink_to(request.getfixturevalue("shared_data") / file)
     monkeypatch.setattr(screen.out, "width", 80)  # tables are shown so wide
@@ -247,8 +263,13 @@ def test_every_command_and_option_is_documented() -> None:
         if name == "fit":
             for option in sub.params:
                 assert option.param_type_name == "argument" or f"`{option.opts[0]}`" in page, option.opts
+    both = page + (DOCS / "api.md").read_text()
     for option in option_names(FitOptions):
-        assert f"`{option}`" in page, option
+        assert f"`{option}`" in both, option
+
+
+def test_the_page_of_methods_options_and_names_is_current() -> None:
+    assert (DOCS / "api.md").read_text(encoding="utf-8") == reference.page()  # or run `make docs`
 
 
 def option_names(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -7,66 +7,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import coterie.threads  # noqa: F401  (before torch)
-from coterie.errors import ConfigError, CoterieError, DataError, RunError
+from coterie.errors import ConfigError, CoterieError, DataError, RunError  # noqa: F401  (in `__all__`)
 
 if TYPE_CHECKING:
-    from coterie.data.clients import Clients
-    from coterie.data.readers import from_arrays, read, read_with
-    from coterie.estimators import (
-        IFCA,
-        MAML,
-        FedAvg,
-        FederatedMixture,
-        FedRep,
-        LGFedAvg,
-        Local,
-        MixedRegression,
-        Representation,
-        Shrunk,
-        load,
-    )
-    from coterie.selection import compare
+    from coterie.data.clients import Clients as Clients
+    from coterie.data.readers import from_arrays as from_arrays
+    from coterie.data.readers import read as read
+    from coterie.data.readers import read_with as read_with
+    from coterie.estimators import *  # noqa: F403
+    from coterie.selection import compare as compare
 
-__all__ = [
-    "IFCA",
-    "MAML",
-    "Clients",
-    "ConfigError",
-    "CoterieError",
-    "DataError",
-    "FedAvg",
-    "FedRep",
-    "FederatedMixture",
-    "LGFedAvg",
-    "Local",
-    "MixedRegression",
-    "Representation",
-    "RunError",
-    "Shrunk",
-    "__version__",
-    "compare",
-    "from_arrays",
-    "load",
-    "read",
-    "read_with",
-]
-
-
-_ELSEWHERE = {  # the other names are estimators
-    "Clients": "data.clients",
-    "compare": "selection",
-    "from_arrays": "data.readers",
-    "read": "data.readers",
-    "read_with": "data.readers",
-}
+_HERE = ("ConfigError", "CoterieError", "DataError", "RunError", "__version__")
+_ELSEWHERE = {
+    "Clients": "data.clients", "compare": "selection", "from_arrays": "data.readers", "load": "estimators",
+    "read": "data.readers", "read_with": "data.readers",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import what is large when it is asked for: the command line answers at once, and so does a node of a federation."""
-    if name not in __all__:
+    if name in _ELSEWHERE:
+        return getattr(import_module(f"coterie.{_ELSEWHERE[name]}"), name)
+    if name.startswith("__") and name != "__all__":  # what Python asks of any module
         raise AttributeError(f"module 'coterie' has no attribute '{name}'")
-    return getattr(import_module(f"coterie.{_ELSEWHERE.get(name, 'estimators')}"), name)
+    estimators = {method.estimator: method.name for method in import_module("coterie.registry").METHODS.values()}
+    if name == "__all__":
+        return sorted({*_HERE, *_ELSEWHERE, *filter(None, estimators)})
+    if name not in estimators:
+        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+    return import_module("coterie.estimators").ESTIMATORS[estimators[name]]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -2,18 +2,18 @@
 """All options of a fit: one tree, the same for Python, the command line, TOML files and run folders."""
 
 import difflib
-import math
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from coterie import registry
 from coterie.errors import ConfigError
+from coterie.registry import AUTO, METHODS, Method, method_of, takers
 
 __all__ = [
-    "PERSONAL",
     "PRIOR",
     "ClusterOptions",
     "DataOptions",
@@ -24,29 +24,19 @@ __all__ = [
     "PersonalOptions",
     "PriorOptions",
     "TrainingOptions",
+    "check_options",
     "first_given",
-    "given_options",
     "options",
 ]
-
-Method = Literal[
-    "auto", "ifca", "moment-descent", "mixture", "fedavg", "fedrep", "lg-fedavg", "maml", "local", "shrunk",
-    "representation",
-]  # fmt: skip
 
 PRIOR = {
     "local": "penalty",
     "shrunk": "spread",
     "representation": "rank",
 }  # linear models of clients' own, and their option
-PERSONAL = (
-    "fedrep",
-    "lg-fedavg",
-    "maml",
-    *PRIOR,
-)  # methods whose clients keep a part of the model, or one of their own
 
 _IFCA_CLUSTERS = 2  # when their number is not given: IFCA cannot estimate it
+_NAMED = 3  # methods at most, in a hint
 
 
 class _Options(BaseModel):
@@ -70,36 +60,12 @@ class DataOptions(_Options):
     standardise: bool = True
 
 
-class ModelOptions(_Options):
-    """What is trained. `hidden` layers make a linear model a network; a torch module is given in Python only.
-
-    A `degree` above 1 adds all products of features up to that degree.
-    """
-
-    hidden: tuple[PositiveInt, ...] = ()
-    degree: int = Field(1, ge=1)
-    intercept: bool = True
-    l2: float = Field(0.0, ge=0)
+class ModelOptions(_Options, registry.ModelFields):
+    """What is trained. A torch module is given in Python only."""
 
 
-class TrainingOptions(_Options):
-    """Rounds and local work. `step_size` None: from the clients' curvature for linear models, 0.1 for networks.
-
-    With `exact`, a client minimises its loss and the proximal term in closed form, in place of steps.
-    """
-
-    rounds: int = Field(100, ge=1)
-    step_size: float | None = Field(None, gt=0)
-    local_steps: int = Field(10, ge=1)
-    epochs: int | None = Field(None, ge=1)
-    batch_size: int | None = Field(None, ge=1)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    proximal: float = Field(0.0, ge=0)
-    exact: bool = False
-    decay: float = Field(1.0, gt=0, le=1)
-    participation: float = Field(1.0, gt=0, le=1)
-    weighting: Literal["clients", "rows"] | None = None
-    tol: float = Field(0.0, ge=0)
+class TrainingOptions(_Options, registry.TrainingFields):
+    """Rounds and local work."""
 
     @model_validator(mode="after")
     def _epochs_need_batches(self) -> "TrainingOptions":
@@ -116,114 +82,20 @@ class TrainingOptions(_Options):
         return self
 
 
-class ClusterOptions(_Options):
-    """What the methods with clusters need. `n_clusters` None: moment descent estimates it, IFCA takes 2."""
-
-    n_clusters: int | None = Field(None, ge=1)
-    averaging: Literal["model", "gradient"] = "model"
-    average_over: Literal["cluster", "everyone"] = "cluster"
-    init: Literal["random", "balanced", "spread", "warm"] = "spread"
-    n_init: int = Field(1, ge=1)
-    candidates: int = Field(5, ge=1)
-    soft: bool = False
-    temperature: float | None = Field(None, gt=0)
-    shared_layers: tuple[str, ...] = ()
-    patience: int = Field(5, ge=0)
-    resample: int = Field(0, ge=0, multiple_of=2)
+class ClusterOptions(_Options, registry.ClusterFields):
+    """What methods with clusters need."""
 
 
-class MomentOptions(_Options):
-    """What Phase 1 of moment descent needs.
-
-    `anchors` and `min_rows` None: 10 for each cluster. `max_clusters` None: as far as the search leads, 24 at most.
-    """
-
-    iterations: int = Field(5, ge=1)
-    estimator: Literal["pairs", "halves", "two"] = "pairs"
-    subspace: Literal["range", "orthogonal"] = "range"
-    exchanges: int = Field(3, ge=2)
-    oversampling: int = Field(8, ge=0)
-    step: Literal["curvature", "plain"] = "curvature"
-    step_size: float = Field(1.0, gt=0)
-    anchors: int | None = Field(None, ge=1)
-    min_rows: int | None = Field(None, ge=2)
-    further: bool = True
-    swaps: bool = True
-    delta: float = Field(0.0, ge=0)
-    eps: float = Field(0.05, ge=0)
-    max_clusters: int | None = Field(None, ge=1)
-    noise: float = Field(0.0, ge=0)
-    resample: int = Field(0, ge=0)
+class MomentOptions(_Options, registry.MomentFields):
+    """What phase 1 of moment descent needs."""
 
 
-def _or_endless(word: str) -> PlainValidator:
-    """A number that is at least 0; what has no end has a name, as not every file can hold infinity."""
-
-    def checked(value: Any) -> float | str:
-        if value in (word, math.inf):
-            return word
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            return float(value)
-        raise ValueError(f"give a number that is at least 0, or '{word}'")
-
-    return PlainValidator(checked)
+class MixtureOptions(_Options, registry.MixtureFields):
+    """What FedGrEM needs."""
 
 
-class MixtureOptions(_Options):
-    """What FedGrEM needs. `n_components` and `c_lambda` None: chosen on held-out rows.
-
-    `c_lambda` 0 leaves every client alone, "common" gives all the same components. `reject` is the outlier score above which
-    a client has no part in the centre and is left alone; "nobody" is rejected in the paper.
-    """
-
-    n_components: int | None = Field(None, ge=1)
-    max_components: int = Field(10, ge=1)
-    choose_by: Literal["held-out", "bic"] = "held-out"
-    covariance: Literal["full", "diagonal", "unit"] = "full"
-    variance: Literal["estimated", "unit"] = "estimated"
-    c_lambda: Annotated[float | Literal["common"], _or_endless("common")] | None = None
-    penalty: Literal["squared", "norm"] = "squared"
-    restarts: int = Field(20, ge=1)
-    iterations: int = Field(30, ge=1)
-    rounds: int = Field(1000, ge=1)
-    tol: float = Field(1e-5, ge=0)
-    c_eta: float = Field(0.95, gt=0, le=1)
-    kappa: float = Field(0.1, ge=0, lt=1)
-    together: float = Field(8.0, ge=0)
-    robust: Annotated[float | Literal["off"], _or_endless("off")] = 2.0
-    reject: Annotated[float | Literal["nobody"], _or_endless("nobody")] = 3.5
-    share_weights: float = Field(4.0, ge=0)
-    sparse: float = Field(0.0, ge=0, allow_inf_nan=False)
-    neighbours: int = Field(0, ge=0)
-    batch_size: int | None = Field(None, ge=1)
-
-
-class PersonalOptions(_Options):
-    """What personal models need, and what time it takes their clients.
-
-    `layers` empty: the last layer is personal for FedRep, all but the last two for LG-FedAvg. `head_epochs` are passes with
-    the personal part, `body_epochs` with what is shared (or with all of the model), in batches of 10 rows when
-    `training.batch_size` is not given. `alpha` None: as long as the step size. `n0` None: a tenth of the clients. With a
-    `clock`, seconds are for a round's work; `trace` is its file. `training.step_size` None is 0.01 for networks that learn
-    numbers, and as elsewhere for others.
-    """
-
-    layers: tuple[str, ...] = ()
-    head_epochs: int = Field(10, ge=1)
-    body_epochs: int = Field(5, ge=1)
-    alpha: float | None = Field(None, gt=0)
-    hessian: Literal["free", "first-order"] = "free"
-    delta: float = Field(1e-3, gt=0)
-    tune_steps: int = Field(1, ge=1)
-    stragglers: Literal["none", "srpfl"] = "none"
-    n0: int | None = Field(None, ge=1)
-    stages: Literal["fixed", "theory", "adaptive"] = "fixed"
-    stage_rounds: int = Field(10, ge=1)
-    contraction: float = Field(0.25, gt=0, lt=1)
-    clock: Literal["exponential", "dynamic", "lognormal", "trace"] | None = None
-    sigma: float = Field(1.0, ge=0)
-    trace: str | None = None
-    communication: float = Field(0.0, ge=0)
+class PersonalOptions(_Options, registry.PersonalFields):
+    """What personal models need, and what time it takes their clients."""
 
     @model_validator(mode="after")
     def _traces_have_files(self) -> "PersonalOptions":
@@ -232,22 +104,21 @@ class PersonalOptions(_Options):
         return self
 
 
-class PriorOptions(_Options):
-    """What linear models of clients' own need; None: chosen by cross-validation within clients.
+class PriorOptions(_Options, registry.PriorFields):
+    """What linear models of clients' own need."""
 
-    `penalty` is the ridge of local models, `spread` what shrunk models may differ in, `rank` in how many directions low-rank
-    models do.
-    """
 
-    penalty: float | None = Field(None, gt=0)
-    spread: Literal["intercept", "same", "diagonal", "full"] | None = None
-    rank: int | None = Field(None, ge=1)
+def _known(method: str) -> str:
+    if method != AUTO.name and method not in METHODS:
+        *names, last = (f"'{name}'" for name in (AUTO.name, *METHODS))
+        raise ValueError(f"input should be {', '.join(names)} or {last}")
+    return method
 
 
 class FitOptions(_Options):
     """Everything that decides what a fit gives."""
 
-    method: Method = "ifca"
+    method: Annotated[str, AfterValidator(_known)] = "ifca"
     seed: int = Field(0, ge=0)
     baselines: bool = True
     data: DataOptions = DataOptions()
@@ -279,12 +150,32 @@ def first_given(chosen: FitOptions, group: str, known: Collection[str] = ()) -> 
     return next((name for name, value in inside if name not in known and value != fields[name].default), None)
 
 
-def given_options(chosen: FitOptions) -> Iterator[tuple[str, str]]:
+def check_options(chosen: FitOptions) -> None:
+    """Refuse an option that is another method's."""
+    method = method_of(chosen.method)
+    own = {(option.group, option.name) for options in method.takes.values() for option in options}
+    for group, name in _given(chosen):
+        if (group, name) not in own:
+            reason = method.refusal or f"{method.name} has no use for it"
+            raise ConfigError(f"{group}.{name} is set, and {reason}", _way_out(method, group, name))
+
+
+def _given(chosen: FitOptions) -> Iterator[tuple[str, str]]:
     """Group and name of every option of a method that is not as it would be if nobody had said anything."""
     for group in ("clusters", "moments", "mixture", "personal", "prior", "model", "training"):
         inside = getattr(chosen, group)
         fields = type(inside).model_fields
         yield from ((group, name) for name, value in inside if value != fields[name].default)
+
+
+def _way_out(method: Method, group: str, name: str) -> str:
+    """What to do in place of giving an option that a method does not take."""
+    if method is AUTO:
+        return "leave it out, or name a method"
+    same = next((g for g, options in method.takes.items() if name in [option.name for option in options]), None)
+    others = takers(group, name)[:_NAMED]
+    said = f"did you mean {same}.{name}?" if same else f"it is for --method {' or '.join(others)}" if others else ""
+    return method.instead.get(f"{group}.{name}") or said or "leave it out"
 
 
 def options(tree: dict[str, Any] | None = None, *, file: Path | None = None, sets: Sequence[str] = ()) -> FitOptions:

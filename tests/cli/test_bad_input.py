@@ -146,7 +146,7 @@ def test_more_clusters_than_clients(parquet: Write) -> None:
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        (["--hidden", "4"], "moment-descent needs a linear model", "--method ifca"),
+        (["--hidden", "4"], "model.hidden is set, and moment-descent has no use for it", "needs a linear model"),
         (["--starts", "3"], "clusters.n_init is set, and moment-descent has no use for it", "leave it out"),
         (["--task", "classification"], "moment-descent is for regression, and target 'k' has classes", "--task regr"),
         (["--clusters", "5"], "5 clusters are more than the 4 clients", "at most 4"),

@@ -2,21 +2,29 @@
 """Whose option is whose: one table, one refusal, and a help text for every method."""
 
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 
+import coterie as package
 from command import coterie
-from coterie.config import FitOptions, Method, options
+from coterie.config import FitOptions, check_options, options
 from coterie.errors import ConfigError
 from coterie.methods.base import Fitted
-from coterie.methods.registry import METHODS, check_options, takers
+from coterie.methods.families import FAMILIES
+from coterie.registry import METHODS, options_in, takers
 
 GROUPS = ("model", "training", "clusters", "moments", "mixture", "personal", "prior")
 
 
-def test_every_method_of_the_options_is_there_and_no_other() -> None:
-    assert set(METHODS) | {"auto"} == set(get_args(Method))
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_of_a_family_and_has_an_estimator_with_its_options(name: str) -> None:
+    method = METHODS[name]
+    assert method.family in FAMILIES
+    kind = getattr(package, method.estimator)
+    assert kind.method == name
+    assert {option[:2] for option in options_in(kind).values()} == {
+        option[:2] for option in options_in(method.options).values()
+    }
 
 
 def test_every_option_is_somebodys() -> None:
@@ -31,8 +39,12 @@ def test_every_option_is_somebodys() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_take_options_that_exist(name: str) -> None:
-    for group, names in METHODS[name].takes.items():
-        assert set(names) <= set(type(getattr(FitOptions(), group)).model_fields), group
+    for group, own in METHODS[name].takes.items():
+        fields = type(getattr(FitOptions(), group)).model_fields
+        assert {option.name: option.default for option in own}.items() <= {
+            key: field.default for key, field in fields.items()
+        }.items()
+        assert all(option.about for option in own)
     check_options(options({"method": name}))
 
 
@@ -66,9 +78,10 @@ def test_help_of_a_method_lists_its_options_with_their_defaults() -> None:
     assert said.out.startswith(
         "coterie fit DATA --method fedrep: a shared representation, and a personal head for each client\n"
     )
-    lines = [line.strip() for line in said.out.splitlines()]
+    lines = [line.partition("#")[0].strip() for line in said.out.splitlines()]
     assert {"personal.head_epochs = 10", "training.step_size = chosen", "model.hidden = []"} <= set(lines)
     assert not [line for line in lines if line.startswith(("clusters.", "mixture.", "personal.alpha"))]
+    assert "# passes with a client's head in a round" in said.out
     assert coterie("fit", "--method=mixture", "--help").out.count("mixture.") > 10
 
 

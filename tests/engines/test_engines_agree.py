@@ -29,6 +29,7 @@ from coterie.methods.cluster_models import ClusterModels
 from coterie.methods.fit import fit
 from coterie.methods.personal.model import Personal
 from coterie.participation import VirtualClock
+from coterie.registry import METHODS
 from coterie.runs.folder import begin_run, finish_run, load_run
 from flower_grid import MemoryGrid, connected, dealt
 from helpers import CASES, LAPLACE, MODULE, Case, assert_same_state, federation, state_tensors
@@ -111,6 +112,12 @@ FITS: dict[str, tuple[dict[str, Any], int]] = {
     ),
 }
 
+FITS |= {  # methods as they are registered
+    one.name: ({"method": one.name, **QUICK, **(HIDDEN if one.layers else {}), "baselines": False}, 0)
+    for one in METHODS.values()
+    if one.family in ("clusters", "personal") and one.name not in FITS
+}
+
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_of_clients_elsewhere_gives_what_it_gives_here(name: str, tmp_path: Path) -> None:
@@ -184,7 +191,7 @@ def simulated(folder: Path, nodes: int, cases: list[str]) -> None:
 @pytest.mark.parametrize(
     ("nodes", "cases"),
     [
-        (4, ["ifca", "ifca-float32", "moment-descent", "fedrep", "srpfl", "fedgrem"]),
+        (4, [*PROGRAMS]),
         pytest.param(10, ["ifca"], marks=pytest.mark.study),
     ],
 )

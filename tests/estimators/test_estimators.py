@@ -18,22 +18,16 @@ from torch import nn
 import coterie
 from coterie import (
     IFCA,
-    MAML,
     FedAvg,
-    FederatedMixture,
-    FedRep,
-    LGFedAvg,
-    Local,
     MixedRegression,
-    Representation,
-    Shrunk,
 )  # fmt: skip
 from coterie.config import options
 from coterie.data.readers import from_arrays, read, read_with
 from coterie.errors import ConfigError, CoterieError, DataError
-from coterie.estimators import parameters
-from coterie.estimators.parameters import options_of
+from coterie.estimators import ESTIMATORS
+from coterie.estimators.base import options_of
 from coterie.methods.fit import fit
+from coterie.registry import options_in
 from coterie.runs.folder import begin_run, finish_run
 from planted import Planted, planted
 
@@ -77,7 +71,7 @@ def test_constructor_stores_every_parameter_as_it_is_and_nothing_else(kind: type
 @pytest.mark.parametrize("kind", [IFCA, FedAvg, MixedRegression])
 def test_defaults_are_those_of_the_options(kind: type) -> None:
     # What options leave open (None) is up to the method, and the constructor says what that is.
-    made, plain = kind()._options(), options({"method": kind.method, "baselines": False})
+    made, plain = options_of(kind()), options({"method": kind.method, "baselines": False})
     filled = {"n_clusters", "weighting"}
     for group in ("data", "model", "training", "clusters", "moments"):
         own, default = (getattr(one, group).model_dump() for one in (made, plain))
@@ -398,7 +392,7 @@ def test_clients_with_other_classes_or_levels_are_refused_and_read_with_accepts_
 
 # -- runs -------------------------------------------------------------------------------------------------------------
 def written(folder: Path, model: Any, clients: coterie.Clients) -> Path:
-    asked = model._options()
+    asked = options_of(model)
     begin_run(folder, asked, "test", clients)
     finish_run(folder, fit(clients, asked, module=model.model, folder=folder))
     return folder
@@ -459,31 +453,29 @@ def test_clients_from_arrays_keep_images_whole() -> None:
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------
-ESTIMATORS = (IFCA, MAML, FedAvg, FederatedMixture, FedRep, LGFedAvg, Local, MixedRegression, Representation, Shrunk)
 OWN_DEFAULTS = {
-    "baselines": False,
+    "n_clusters": {2},
+    "hidden": {(64,)},
     "weighting": {"clients", "rows"},
-    "n_clusters": 2,
-    "hidden": (64,),
-}  # what an estimator decides where the options leave it open, or where a script has other needs than a report
+}  # what an estimator decides where the options leave it open
 
 
-@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize("kind", ESTIMATORS.values(), ids=ESTIMATORS)
 def test_parameters_are_the_options_with_their_defaults(kind: type[Any]) -> None:
     made = kind()
-    found = options_of(made, kind.method)
-    plain = options({"method": kind.method})
-    for name, value in made.get_params().items():
-        group, option = next(iter(_places(kind.method, name)), (None, None))
-        if option is None or name in OWN_DEFAULTS:
-            continue
-        default = getattr(getattr(plain, group) if group else plain, option)
-        assert value == default, name
-        assert getattr(getattr(found, group) if group else found, option) == value
+    found, plain = options_of(made), options({"method": kind.method})
+    for name, option in options_in(kind).items():
+        value = getattr(made, name)
+        assert getattr(getattr(found, option.group), option.name) == value
+        assert value == getattr(getattr(plain, option.group), option.name) or value in OWN_DEFAULTS[name]
+    assert (found.seed, found.baselines, found.data.standardise) == (0, False, True)
     assert clone(made).get_params() == made.get_params()
 
 
-def _places(method: str, name: str) -> list[tuple[str, str]]:
-    """Where a parameter stands among the options; what only Python can give stands nowhere."""
-    places = parameters._KINDS.get(method, parameters._PLACES)
-    return [places[name]] if name in places else []
+@pytest.mark.parametrize("kind", ESTIMATORS.values(), ids=ESTIMATORS)
+def test_signatures_and_docstrings_tell_every_parameter(kind: type[Any]) -> None:
+    told = inspect.signature(kind).parameters
+    assert told.keys() == kind().get_params().keys()
+    assert all("Annotated" not in str(parameter) for parameter in told.values())
+    for name in told:
+        assert name in ("model", "start") or f"\n    {name}\n        " in kind.__doc__, name

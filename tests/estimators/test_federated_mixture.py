@@ -22,6 +22,7 @@ from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.config import options
 from coterie.data.readers import from_arrays
 from coterie.errors import ConfigError, DataError
+from coterie.estimators.base import options_of
 from coterie.methods.mixture.fit import fit_mixture
 from planted import planted
 from planted_mixtures import clusters, lines
@@ -70,7 +71,7 @@ def test_constructor_stores_every_parameter_as_it_is_and_nothing_else() -> None:
 
 
 def test_defaults_are_those_of_the_options() -> None:
-    assert FederatedMixture()._options() == options({"method": "mixture", "baselines": False})
+    assert options_of(FederatedMixture()) == options({"method": "mixture", "baselines": False})
 
 
 def test_defaults_are_those_of_the_algorithm() -> None:

@@ -110,7 +110,7 @@ def test_run_folder_is_read_back(method: str, word: str, value: object, tmp_path
     ("words", "sentence"),
     [
         (("local", "--rank", "2"), "prior.rank is set, and local has no use for it"),
-        (("shrunk", "--hidden", "4"), "linear models with an intercept"),
+        (("shrunk", "--hidden", "4"), "model.hidden is set, and shrunk has no use for it"),
         (("representation", "--rank", "9"), "rank 9 is more than the 3 features"),
         (("shrunk", "--rounds", "9"), "training.rounds is set"),
         (("ifca", "--rank", "2"), "prior.rank is set, and ifca has no use for it"),

@@ -29,16 +29,18 @@ def starts(model: Model, n: int = len(COUNTS), seed: int = 0) -> Tensor:
     return torch.randn(n, model.n_parameters, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def loop(theta: Tensor, x: Tensor, y: Tensor, eta: float, how: Training, batches: list[list[int]]) -> Tensor:
+def loop(
+    theta: Tensor, x: Tensor, y: Tensor, eta: float, how: Training, batches: list[list[int]], end: Tensor | None = None
+) -> Tensor:
     """One client, linear regression, numpy: the reference."""
     z = np.column_stack([x.numpy(), np.ones(len(x))])
-    w = begin = theta.numpy()
+    w, end = theta.numpy(), (theta if end is None else end).numpy()
     v = np.zeros_like(w)
     for rows in batches:
         if not rows:
             break
         g = 2 * z[rows].T @ (z[rows] @ w - y.numpy()[rows]) / len(rows)
-        v = how.momentum * v + g + how.proximal * (w - begin)
+        v = how.momentum * v + g + how.proximal * (w - end)
         w = w - eta * v
     return torch.from_numpy(w)
 
@@ -76,6 +78,20 @@ def test_training_agrees_with_a_loop_over_clients(how: Training) -> None:
                 how,
                 batches_of(how, n, key[s], block.keys[c]),
             )
+            torch.testing.assert_close(got[s, c], want, **TIGHT)
+
+
+@pytest.mark.parametrize("kind", ["dense", "network"])
+@pytest.mark.parametrize("how", [how for how in HOWS.values() if how.proximal])
+def test_a_proximal_term_may_draw_models_to_others_than_those_at_the_start(how: Training, kind: str) -> None:
+    model: Model = linear_regression(3) if kind == "dense" else Network(nn.Linear(3, 1).double(), "squared")
+    block, key = one_block(clients()), keys.key(0, torch.arange(2))
+    theta, towards = (torch.stack([starts(model, seed=s) for s in seeds]) for seeds in ((0, 1), (2, 3)))
+    got = train(model, theta, block, torch.tensor([0.05, 0.02], dtype=torch.float64), how, key, towards=towards)
+    for s, eta in enumerate((0.05, 0.02)):
+        for c, n in enumerate(block.n.tolist()):
+            x, y, batches = block.x[c, :n], block.target[c, :n], batches_of(how, n, key[s], block.keys[c])
+            want = loop(theta[s, c], x, y, eta, how, batches, towards[s, c])
             torch.testing.assert_close(got[s, c], want, **TIGHT)
 
 

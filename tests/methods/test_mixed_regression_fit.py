@@ -23,6 +23,7 @@ from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays
 from coterie.engines.in_process import Round
 from coterie.errors import CoterieError
+from coterie.estimators.base import options_of
 from coterie.evaluate import adjusted_rand
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
@@ -258,7 +259,7 @@ def test_clone_keeps_every_parameter() -> None:
     model = MixedRegression(4, degree=2, estimator="halves", descent_step_size=0.5, min_rows=7, average_over="cluster")
     twin = clone(model)
     assert twin.get_params() == model.get_params()
-    made = model._options()
+    made = options_of(model)
     assert (made.method, made.n_clusters, made.model.degree) == ("moment-descent", 4, 2)
     assert (made.moments.estimator, made.moments.step_size, made.moments.min_rows) == ("halves", 0.5, 7)
     assert (made.training.step_size, made.training.weighting) == (None, "rows")
@@ -314,7 +315,7 @@ def test_models_alone_are_enough_to_predict(tmp_path: Path) -> None:
 )
 def test_other_estimators_with_the_new_options_come_back_too(tmp_path: Path, model: Any, method: str) -> None:
     model.set_params(rounds=3)
-    made = written(tmp_path / "run", SITES.clients(), model._options())
+    made = written(tmp_path / "run", SITES.clients(), options_of(model))
     loaded = coterie.load(tmp_path / "run")
     assert made.options.method == method
     assert loaded.get_params() == model.get_params()

@@ -364,7 +364,7 @@ def test_a_killed_run_resumes_bit_equal(run: Path, data: Path, tmp_path: Path, m
         (["--method", "fedrep", "--clock", "dynamic", "--trace", "a.csv"], "clock=trace and trace together", "--help"),
         (["--method", "fedrep", "--set", "personal.alpha=0.1"], "fedrep has no use for it", "it is for --method maml"),
         (["--method", "maml", "--layers", "1"], "maml has no use for it", "it is for --method fedrep or lg-fedavg"),
-        (["--method", "maml", "--set", "training.momentum=0.5"], "plain gradient steps", "leave it out"),
+        (["--method", "maml", "--set", "training.momentum=0.5"], "maml has no use for it", "plain gradient steps"),
         (["--method", "fedrep", "--set", "training.local_steps=3"], "fedrep has no use for it", "body_epochs"),
         (["--method", "fedrep", "--clusters", "3"], "fedrep has no use for it", "for --method ifca or moment-descent"),
         (["--method", "ifca", "--clock", "exponential"], "ifca has no use for it", "--method fedrep"),

@@ -387,7 +387,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no run\.json"):
         write_report(tmp_path)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
-    with pytest.raises(RunError, match="not valid JSON"):
+    with pytest.raises(RunError, match="cannot be read"):
         write_report(tmp_path)
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     (tmp_path / "rounds.parquet").write_bytes(b"PAR?")

@@ -13,6 +13,7 @@ import pytest
 
 from comparisons import comparison
 from coterie.errors import ConfigError, RunError
+from coterie.registry import METHODS
 from coterie.report.comparison import is_comparison, write_comparison_report
 from coterie.report.intervals import intervals
 from coterie.runs.comparison import about, write_comparison
@@ -43,6 +44,13 @@ def test_answer_and_command_are_there(page: str) -> None:
     assert "Before you rely on it" in said
     assert "coterie fit x.csv" in said
     assert "Clients fall into 3 groups" in words(page)
+
+
+def test_all_methods_for_the_chosen_structure_are_named(tmp_path: Path) -> None:
+    for chosen in {method.structure for method in METHODS.values()} - {"mixture"}:  # which the example has not
+        said = words(section(written(tmp_path / chosen, comparison(chosen)), "answer"))
+        for method in METHODS.values():
+            assert (f"{method.name}: {method.about}" in said) == (method.structure == chosen)
 
 
 def test_table_has_every_structure_with_interval(page: str) -> None:

@@ -9,6 +9,7 @@ Departure: clients without rows take part without weight; optionally clients cou
 """
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ from coterie.local.personal import hold, share_of_work
 from coterie.models import Model, Part, last_layers, split
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
-__all__ = ["State", "fedrep", "first_model", "partly_shared", "train_in_turn"]
+__all__ = ["State", "fedrep", "first_model", "new_client", "partly_shared", "train_in_turn"]
 
 Run = Generator[Ask | Save, Replies | None, State]
 
@@ -127,6 +128,11 @@ def partly_shared(
 def first_model(model: Model, seed: int) -> Tensor:
     """Draw where all begin: the shared part, and the personal part of a client that was never asked.  [P]"""
     return model.initial(1, keys.generator(seed, "start"))[0]
+
+
+def new_client(step_size: float, head: Training) -> tuple[float, Training]:
+    """How a client that is new gets a head: step size and training, the representation fixed."""
+    return step_size, replace(head, proximal=0.0)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ they are.
 """
 
 from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,9 @@ from coterie import keys
 from coterie.algorithms.fedavg import LocalState, train_private
 from coterie.local import Training
 from coterie.models import Model
-from coterie.protocol import Ask, Replies, Save, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Tensors, WeightedMean
 
-__all__ = ["fine_tuning"]
+__all__ = ["fine_tuning", "train_unvisited", "tuning_ask"]
 
 
 def fine_tuning(
@@ -44,23 +45,39 @@ def fine_tuning(
     state = state or LocalState()
     if state.round:
         return state
-    got = yield Ask(
-        train_private,
-        {
-            "model": model,
-            "step_size": torch.tensor([step_size], dtype=torch.float64),
-            "key": keys.key(seed, "fine-tuning")[None],
-            "training": training,
-            "l2": None,
-        },
-        fold={"loss": WeightedMean("n")},
-        fresh={"theta": theta},
-        work=training.work(),
-        scratch=model.n_outputs,
-    )
+    got = yield tuning_ask(model, theta, step_size, seed, training)
     state = LocalState(round=1)
     if got is None or got.n == 0:
         yield Save(state, {"events": ["nobody answered"]})
     else:
         yield Save(state, {"loss": float(got["loss"])})
     return state
+
+
+def tuning_ask(
+    model: Model, theta: Tensor, step_size: float, seed: int, training: Training, *, only_new: bool = False
+) -> Ask:
+    """Ask clients to train the common model; with `only_new`, who has one of its own (`visits` above 0) keeps it."""
+    return Ask(
+        train_unvisited if only_new else train_private,
+        {
+            "model": model,
+            "step_size": torch.tensor([step_size], dtype=torch.float64),
+            "key": keys.key(seed, "fine-tuning")[None],
+            "training": training,
+            "l2": None,
+            **({"theta": theta} if only_new else {}),
+        },
+        fold={"loss": WeightedMean("n")},
+        fresh={"theta": theta, "visits": torch.tensor(0)} if only_new else {"theta": theta},
+        work=training.work(),
+        scratch=model.n_outputs,
+    )
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def train_unvisited(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Train the common model where the client has none of its own yet."""
+    common = {"theta": shared["theta"][:, None].expand(private["theta"].shape)}
+    reply, found = train_private(shared, each, common, data)
+    return reply, {"theta": torch.where(private["visits"][..., None] > 0, private["theta"], found["theta"])}

@@ -5,6 +5,7 @@ Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Gl
 where both parts move together. With `alternating` they move in turn, as in Algorithm 1 of Tziotis et al.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from coterie.algorithms.fedrep import Run, partly_shared
 from coterie.local import Training
 from coterie.models import Model, Part, first_layers
 
-__all__ = ["State", "lg_fedavg"]
+__all__ = ["State", "lg_fedavg", "new_client"]
 
 
 def lg_fedavg(
@@ -56,3 +57,8 @@ def lg_fedavg(
             decay=decay, weighting=weighting, start=start, tol=tol,
         )
     )  # fmt: skip
+
+
+def new_client(step_size: float, training: Training) -> tuple[float, Training]:
+    """How a client that is new gets a representation: step size and training, the top fixed."""
+    return step_size, replace(training, proximal=0.0)

@@ -20,7 +20,7 @@ from coterie.local.sgd import batches, begin, in_chunks, numbers_held
 from coterie.models import Model
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
 
-__all__ = ["State", "maml", "meta_train"]
+__all__ = ["State", "maml", "meta_train", "new_client"]
 
 _GRADIENTS = {"free": 4, "first-order": 2}  # of a step: at theta, after the inner step, and two for the Hessian
 
@@ -97,6 +97,11 @@ def maml(
         )
 
     return (yield from averaged(state, question, rounds=rounds, tol=tol))
+
+
+def new_client(alpha: float, tune_steps: int) -> tuple[float, Training]:
+    """How a client gets a model of its own: step size and training, from the common one."""
+    return alpha, Training(steps=tune_steps)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------

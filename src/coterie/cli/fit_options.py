@@ -26,6 +26,8 @@ from coterie.cli.arguments import (
     given,
     layer_sizes,
 )
+from coterie.errors import ConfigError
+from coterie.registry import METHODS, method_of
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions
@@ -59,8 +61,7 @@ def fit_options(
     method: Annotated[
         str | None,
         typer.Option(
-            help="auto (compare, then fit what was chosen), ifca, moment-descent, mixture, fedrep, lg-fedavg, maml, local, "
-            "shrunk, representation, fedavg (with --set training.proximal=...: FedProx)."
+            help=f"auto (compare, then fit what was chosen), {', '.join(METHODS)}; with --help, the options of one."
         ),
     ] = None,
     clusters: Annotated[
@@ -76,7 +77,7 @@ def fit_options(
     hidden: Hidden = None,
     layers: Annotated[
         str | None,
-        typer.Option(help="Personal layers of fedrep or lg-fedavg, by the prefixes of their names, like 2,3."),
+        typer.Option(help="Personal layers, by the prefixes of their names, like 2,3."),
     ] = None,
     stragglers: Annotated[
         str | None,
@@ -122,30 +123,24 @@ def fit_options(
     }  # fmt: skip
     chosen = options(given(tree), file=config, sets=sets or ())
     if rounds is not None:  # whose they are depends on the method, which a file may say
-        tree["mixture" if chosen.method == "mixture" else "training"]["rounds"] = rounds
+        tree[method_of(chosen.method).rounds or "training"]["rounds"] = rounds
         chosen = options(given(tree), file=config, sets=sets or ())
     return chosen
 
 
 def tell_method(name: str) -> NoReturn:
     """Print the options of a method, with their defaults, and leave."""
-    from coterie.config import FitOptions
-    from coterie.errors import ConfigError
-    from coterie.methods.registry import METHODS
-
     if name not in METHODS:
         raise ConfigError(f"there is no method '{name}' with its own options", f"there are {', '.join(METHODS)}")
-    method, plain = METHODS[name], FitOptions()
+    method = METHODS[name]
     print(f"coterie fit DATA --method {name}: {method.about}")
     print(
         "Options of this method with their defaults, for --set or --config; `coterie fit --help` lists the common options."
     )
-    for group, names in method.takes.items():
-        inside = getattr(plain, group)
-        for option in type(inside).model_fields:
-            if option in names:
-                value = getattr(inside, option)
-                print(f"  {group}.{option} = {'chosen' if value is None else _toml(value)}")
+    for group, options in method.takes.items():
+        for option in options:
+            value = "chosen" if option.default is None else _toml(option.default)
+            print(f"  {f'{group}.{option.name} = {value}':<40}  # {option.about}")
     raise SystemExit(0)
 
 

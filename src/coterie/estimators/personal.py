@@ -1,64 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What estimators of personal models share: fitting, taking clients in, predicting and scoring."""
+"""Estimators of personal models: what all share, and what is each client's own."""
 
-import warnings
-from typing import Any, ClassVar, Self
+from dataclasses import field
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor, nn
 
-from coterie.algorithms.preparation import Scaling
-from coterie.config import FitOptions
 from coterie.data.ragged import Ragged
-from coterie.data.schema import Schema
 from coterie.errors import DataError
-from coterie.estimators.parameters import options_of
-from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
+from coterie.estimators.base import Estimator, estimator
+from coterie.estimators.rows import labelled
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
-from coterie.methods.baselines import target_variance
-from coterie.methods.fit import fit
 from coterie.methods.personal.model import Adopted, Personal
-from coterie.methods.session import Watch
 from coterie.models import Model
 from coterie.participation import Clock
+from coterie.registry import (
+    DittoOptions,
+    FedRepOptions,
+    LocalOptions,
+    MAMLOptions,
+    RepresentationOptions,
+    Rounds,
+    ShrunkOptions,
+    SplitOptions,
+    Stages,
+    parameters,
+)
 
-__all__ = ["Personalised"]
+__all__ = [
+    "MAML",
+    "Ditto",
+    "FedPer",
+    "FedRep",
+    "LGFedAvg",
+    "Local",
+    "Personalised",
+    "Representation",
+    "Shrunk",
+    "Trained",
+]
 
 
-class Personalised(BaseEstimator):  # type: ignore[misc]
+@parameters
+class Personalised(Estimator):
     """What estimators of personal models share."""
 
-    method: ClassVar[str]  # what it is called in the options
-    model: nn.Module | Model | None
-    clock: str | Clock | None
-    personal_: Personal
-    scaling_: Scaling
-    schema_: Schema
+    doubts = ("diverged", "training ended with")
 
-    def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
-        """Fit to clients.
-
-        Parameters
-        ----------
-        clients : Clients or array
-            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row).
-        watch : callable, optional
-            Told of every round.
-        """
-        data = as_clients(clients, y, groups)
-        clock = None if isinstance(self.clock, str) else self.clock
-        fitted = fit(data, self._options(), module=self.model, clock=clock, watch=watch)
-        self.fitted_, self.history_, self.spread_ = fitted, fitted.rounds, fitted.extra["spread"]
-        self._know(fitted)
-        self.classes_ = classes_of(self.schema_, y)
-        for said in fitted.warnings:
-            if "diverged" in said or "training ended with" in said:
-                warnings.warn(said, ConvergenceWarning, stacklevel=2)
-        return self
+    personal_: Personal = field(init=False)
 
     def adopt(self, clients: Any, y: Any = None, groups: Any = None) -> Self:
         """Take clients in that were not there in training: they fit their personal part to these labelled rows, and keep it.
@@ -71,83 +63,30 @@ class Personalised(BaseEstimator):  # type: ignore[misc]
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Adopted:
         """Fit personal parts of clients, old or new, to their labelled rows, without keeping them."""
-        self._check_fitted()
-        return self.personal_.adopt(self.prepared(labelled(self._rows(clients, y, groups))))
-
-    def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
-        """Predict every row, each client by its own model: a class name or a number, in the order of the rows given.
-
-        A client that is not known fits its personal part to its labelled rows, so it needs targets, or `adopt` first. Of a
-        `Clients`, the test rows (or else the training rows) are predicted, client after client in the order of their
-        names.
-        """
-        self._check_fitted()
-        rows = self._rows(clients, None, groups)
-        return in_given_order(self.predict_stored(rows, self.parts_of(rows)), rows, clients, groups)
-
-    def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
-        """Accuracy, or R^2, over all rows, each client by its own model; one that is not known is fitted to these rows."""
-        self._check_fitted()
-        rows = self.prepared(labelled(self._rows(clients, y, groups)))
-        measured = self._measured(rows)
-        if self.personal_.model.loss == "cross_entropy":
-            return measured.mean_right
-        return 1.0 - measured.mean_right / max(target_variance(rows), 1e-300)
+        rows = labelled(self._rows(clients, y, groups))
+        return self.personal_.adopt(self.prepared(rows))
 
     def client_scores(self, clients: Any, y: Any = None, groups: Any = None) -> dict[str, float]:
         """Accuracy, or root mean squared error, of every client that has rows, by name."""
-        self._check_fitted()
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
-        measured = self._measured(rows)
+        measured = self._measured(rows, self._own(rows))
         right = measured.right.double()
-        if self.personal_.model.loss != "cross_entropy":
+        if self.model_.loss != "cross_entropy":
             right = right.clamp(min=0).sqrt() * self.scaling_.y_scale
         scores = zip(rows.names.tolist(), right.tolist(), measured.rows.tolist(), strict=True)
         return {name: value for name, value, n in scores if n}
 
     def parts_of(self, rows: Ragged) -> Tensor:
         """[M, ...] each client's personal part: its own, or fitted to its labelled rows."""
-        return self._parts_of(self.prepared(rows))
-
-    def predict_stored(self, rows: Ragged, own: Tensor) -> np.ndarray:
-        """Predict rows in the order of storage, each client with its personal part `own` [M, ...]."""
-        out = self.personal_.outputs(self.prepared(rows), own)
-        if self.personal_.model.loss == "cross_entropy":
-            return np.asarray(self.classes_[out.argmax(-1).numpy()])
-        return np.asarray(self.scaling_.back(out.squeeze(-1)).double())
-
-    def prepared(self, rows: Ragged) -> Ragged:
-        """Scale rows as in training."""
-        check_shape(rows, self.scaling_)
-        return rows.scaled(self.scaling_).to(self.personal_.model.dtype)
+        return self._own(self.prepared(rows))
 
     # -- inside -------------------------------------------------------------------------------------------------------
-    def _options(self) -> FitOptions:
-        said = self.clock if isinstance(self.clock, str) else None
-        return options_of(self, self.method, clock=said)  # a clock of one's own has no word
+    def _know(self, found: Fitted) -> None:
+        self.personal_, self.model_, self.theta_ = found.models, found.models.model, found.models.theta
+        if "spread" in found.extra:
+            self.spread_ = found.extra["spread"]
 
-    def _restore(self, run: Fitted) -> None:
-        """Become what a finished run has fitted."""
-        self._know(run)
-        self.classes_ = classes_of(run.schema, None)
-
-    def _know(self, fitted: Fitted) -> None:
-        found: Personal = fitted.models
-        self.personal_, self.scaling_, self.schema_ = found, found.scaling, fitted.schema
-        self.client_names_, self.theta_ = found.names, found.theta
-        self.scores_ = {score.method: score for score in fitted.scores}
-
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "personal_"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
-
-    def _rows(self, data: Any, y: Any, groups: Any) -> Ragged:
-        return as_rows(data, y, groups, self.schema_, alone=False)
-
-    def _measured(self, prepared: Ragged) -> Measured:
-        return self.personal_.measured(prepared, self._parts_of(prepared))
-
-    def _parts_of(self, prepared: Ragged) -> Tensor:
+    def _own(self, prepared: Ragged) -> Tensor:
         own, known = self.personal_.of(prepared.names)
         strangers = np.flatnonzero(~known.numpy())
         if not len(strangers):
@@ -160,3 +99,152 @@ class Personalised(BaseEstimator):  # type: ignore[misc]
         own = own.clone()
         own[torch.from_numpy(strangers)] = self.personal_.fitted(prepared.only(strangers))
         return own
+
+    def _outputs(self, prepared: Ragged, own: Tensor) -> Tensor:
+        return self.personal_.outputs(prepared, own)
+
+    def _measured(self, prepared: Ragged, own: Tensor) -> Measured:
+        return self.personal_.measured(prepared, own)
+
+
+@parameters
+class Trained(Personalised, Stages, Rounds):
+    """What estimators share whose models are trained in rounds."""
+
+    model: nn.Module | Model | None = None
+    weighting: Literal["clients", "rows"] | None = "clients"
+    clock: str | Clock | None = None  # type: ignore[assignment]  # one's own, too
+
+
+@estimator
+class FedRep(Trained, FedRepOptions):
+    """All clients share a representation, and each has a head of its own (Collins et al., 2021; SRPFL with `stragglers`).
+
+    The head are the last layer, or `layers`.
+
+    Attributes
+    ----------
+    client_names_ : ndarray
+        [M] clients that have a part of their own.
+    personal_ : Personal
+        Everybody's model: `theta` and `own`.
+    theta_ : Tensor
+        [Q] the representation.
+    scores_ : dict
+        How the method does, and with baselines "global" and "local".
+    spread_ : dict
+        How the held-out metric is spread over clients: mean, median, worst and best tenth; not of a loaded run.
+    history_ : list of Round
+        What happened, by round; `time` is the clock's. Not of a loaded run.
+    """
+
+    method = "fedrep"
+
+    hidden: tuple[int, ...] = (64,)
+
+
+@estimator
+class LGFedAvg(Trained, SplitOptions):
+    """Each client has a representation of its own, and all share the layers on top of it (Liang et al., 2020).
+
+    The representation are all layers but the last two, or `layers`.
+
+    Attributes
+    ----------
+    theta_ : Tensor
+        [Q] the layers on top.
+    client_names_, personal_, scores_, spread_, history_
+        As of `FedRep`.
+    """
+
+    method = "lg-fedavg"
+
+    hidden: tuple[int, ...] = (64,)
+
+
+@estimator
+class FedPer(Trained, SplitOptions):
+    """All clients share a body, and each has a head of its own, trained together with it (Arivazhagan et al., 2019).
+
+    The head is the last layer, or `layers`.
+
+    Attributes
+    ----------
+    theta_ : Tensor
+        [Q] the body.
+    client_names_, personal_, scores_, spread_, history_
+        As of `FedRep`.
+    """
+
+    method = "fedper"
+
+    hidden: tuple[int, ...] = (64,)
+
+
+@estimator
+class MAML(Trained, MAMLOptions):
+    """One model for all, trained to be good after a step of each client's own (Per-FedAvg; Fallah et al., 2020).
+
+    Attributes
+    ----------
+    theta_ : Tensor
+        [P] the common model, from which clients go on.
+    client_names_, personal_, scores_, spread_, history_
+        As of `FedRep`.
+    """
+
+    method = "maml"
+
+
+@estimator
+class Ditto(Trained, DittoOptions):
+    """A model of its own for every client, pulled to a common one that is trained by FedAvg (Li et al., 2021).
+
+    Attributes
+    ----------
+    theta_ : Tensor
+        [P] the common model.
+    client_names_, personal_, scores_, spread_, history_
+        As of `FedRep`; ``personal_.own`` [M, P] are the models, for scaled rows.
+    """
+
+    method = "ditto"
+
+
+@estimator
+class Local(Personalised, LocalOptions):
+    """A linear model for every client alone, by ridge regression.
+
+    Attributes
+    ----------
+    client_names_, personal_, scores_, spread_
+        As of `FedRep`; ``personal_.own`` [M, P] are the models, for scaled rows.
+    """
+
+    method = "local"
+
+
+@estimator
+class Shrunk(Personalised, ShrunkOptions):
+    """A linear model for every client, drawn towards a common one as far as clients are alike.
+
+    Attributes
+    ----------
+    client_names_, personal_, scores_, spread_
+        As of `Local`; ``theta_`` [P] is the common model.
+    """
+
+    method = "shrunk"
+
+
+@estimator
+class Representation(Personalised, RepresentationOptions):
+    """A linear model for every client that differs from a common one in a few directions, the same for all.
+
+    Attributes
+    ----------
+    client_names_, personal_, scores_, spread_
+        As of `Local`; ``theta_`` [P] is the common model.
+    """
+
+    method = "representation"

@@ -65,6 +65,7 @@ def train(
     how: Training,
     key: Tensor,
     layers: frozenset[str] | None = None,
+    towards: Tensor | None = None,
 ) -> Tensor:
     """Train every client's model on its own rows.
 
@@ -82,12 +83,17 @@ def train(
         [S] what minibatches are drawn from, together with the clients' own keys.
     layers : frozenset of str, optional
         Names of the parameters that move; all by default.
+    towards : Tensor, optional
+        [S, C, P] where the proximal term draws models; where they start by default.
 
     Returns
     -------
     Tensor
         [S, C, P]
     """
+    if towards is not None and how.proximal:
+        runs = zip(theta, towards, step_size, key, strict=True)
+        return torch.stack([_drawn(model, start, end, data, float(size), how, k) for start, end, size, k in runs])
 
     def work(part: Tensor, rows: Block, s: int) -> Tensor:
         return _train_chunk(model, part, rows, float(step_size[s]), how, key[s], layers)
@@ -143,6 +149,18 @@ def _train_chunk(
     return descent.result()
 
 
+def _drawn(
+    model: Model, theta: Tensor, towards: Tensor, data: Block, step_size: float, how: Training, key: Tensor
+) -> Tensor:
+    """One run, with a proximal term that draws to other models than those at the start.  theta, towards [C, P]"""
+    if how.exact:
+        raise ConfigError("an exact proximal step draws models to where they start", "train in steps: exact=False")
+    descent = model.descent(theta, momentum=how.momentum, proximal=how.proximal, towards=towards)
+    for x, y, weights, active in batches(model, data, how, key, by_number=False):
+        descent.step(x, y, weights, step_size, active)
+    return descent.result()
+
+
 def begin(
     model: Model, theta: Tensor, data: Block, how: Training, layers: frozenset[str] | None = None
 ) -> DenseDescent | NetworkDescent:
@@ -176,14 +194,20 @@ Batch = tuple[Any, Tensor, Tensor, Tensor | None]
 
 
 def batches(
-    model: Model, data: Block, how: Training, key: Tensor, layers: frozenset[str] | None = None
+    model: Model,
+    data: Block,
+    how: Training,
+    key: Tensor,
+    layers: frozenset[str] | None = None,
+    *,
+    by_number: bool = True,
 ) -> Iterator[Batch]:
     """Rows (augmented as the model says), targets and weights of every step, and which clients take it (None: all).
 
-    For `RowDescent` rows are given by their numbers [C, B], or None for all.
+    For `RowDescent`, unless it is said to be another, rows are given by their numbers [C, B], or None for all.
     """
     client = torch.arange(len(data.n))[:, None]
-    by_number = isinstance(model, Dense) and _suits_rows(model, how, data, layers)
+    by_number = by_number and isinstance(model, Dense) and _suits_rows(model, how, data, layers)
     augment = model.augment if isinstance(model, Network) else None
     for rows, weights, active, when in _lots(data, how, key):
         at = slice(None) if rows is None else (client, rows)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method is, what any fit leaves behind, and what only Python can hand to a fit."""
+"""What a family of methods is, what any fit leaves behind, and what only Python can hand to a fit."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -20,7 +20,7 @@ from coterie.methods.session import Session
 from coterie.models import Model
 from coterie.participation import Clock
 
-__all__ = ["ClientModels", "Fitted", "Given", "Method", "Score"]
+__all__ = ["ClientModels", "Family", "Fitted", "Given", "Score"]
 
 _IN_MODELS = {"theta", "placed", "model", "scaling", "names", "descended"}  # where attributes of earlier versions are
 _IN_EXTRA = {"chosen_run", "counted", "settled", "spread", "virtual_time"}
@@ -160,40 +160,22 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Method:
-    """One method: all that the command line, estimators, `auto`, Flower and the docs know of it.
+class Family:
+    """How methods of one kind are checked, trained and stored; what they are called and take is in `coterie.registry`.
 
     Attributes
     ----------
-    name : str
-        What it is called in the options.
-    about : str
-        What it is for, in a line.
-    structure : str
-        What it says about clients, in the words of `compare`.
-    takes : mapping
-        Its own options: by group, their names.
     models : type
-        Of what it leaves behind.
+        Of what they leave behind.
     check : callable
         Refuses what cannot work, before anything is written.
     train : callable
         Fits, and measures.
-    instead : mapping
-        Hints for options that are not its own: what to give in their place.
-    rounds : str
-        The group that counts its rounds.
     score : type
-        Of its scores.
+        Of their scores.
     """
 
-    name: str
-    about: str
-    structure: str
-    takes: Mapping[str, Collection[str]]
     models: type[Any]
     check: Callable[[Clients, FitOptions, Given], None]
     train: Callable[[Session, Clients, Given], Fitted]
-    instead: Mapping[str, str] = field(default_factory=dict)
-    rounds: str = "training"
     score: type[Score] = Score

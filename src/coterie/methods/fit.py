@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from coterie.config import FitOptions
+from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
 from coterie.errors import ConfigError
 from coterie.methods.base import Fitted, Given
-from coterie.methods.registry import METHODS, check_options
+from coterie.methods.families import family_of
 from coterie.methods.session import Session, Watch
 from coterie.models import Model
 from coterie.participation import Clock
@@ -60,11 +60,11 @@ def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None
             "run `coterie compare` on some of the clients, and name the method",
         )
     check_options(options)
-    METHODS[options.method].check(clients, options, given)
+    family_of(options.method).check(clients, options, given)
 
 
 def train(clients: Clients, session: Session, given: Given = Given()) -> Fitted:  # noqa: B008  (frozen)
     """Fit what the session's options say, which were checked."""
     began = time.perf_counter()
-    fitted = METHODS[session.options.method].train(session, clients, given)
+    fitted = family_of(session.options.method).train(session, clients, given)
     return replace(fitted, seconds=time.perf_counter() - began)

@@ -146,20 +146,33 @@ class Dense:
         return gradient
 
     def descent(
-        self, theta: Tensor, *, momentum: float, proximal: float = 0.0, layers: frozenset[str] | None = None
+        self,
+        theta: Tensor,
+        *,
+        momentum: float,
+        proximal: float = 0.0,
+        layers: frozenset[str] | None = None,
+        towards: Tensor | None = None,
     ) -> "DenseDescent":
         """Start gradient descent from theta [C, P], one model a client; of some named parameters, when they are given."""
-        return DenseDescent(self, theta, momentum, proximal, layers)
+        return DenseDescent(self, theta, momentum, proximal, layers, towards)
 
 
 class DenseDescent:
     """Gradient descent of C models at once, each on its own client's rows."""
 
     def __init__(
-        self, model: Dense, theta: Tensor, momentum: float, proximal: float, layers: frozenset[str] | None = None
+        self,
+        model: Dense,
+        theta: Tensor,
+        momentum: float,
+        proximal: float,
+        layers: frozenset[str] | None = None,
+        towards: Tensor | None = None,
     ) -> None:
         self._model, self._momentum, self._proximal = model, momentum, proximal
         self._start = theta
+        self._towards = theta if towards is None else towards
         # Contiguous working copies: products into strided views of the flat vectors are slower than this one copy.
         self._layers = [(w.contiguous(), None if b is None else b.clone()) for w, b in model.unpack(theta.clone())]
         names = frozenset(model.layers) if layers is None else layers
@@ -237,8 +250,8 @@ class DenseDescent:
 
     def _pull(self, into: "_Layers", factor: "float | Tensor") -> None:
         """Add the gradient of the ridge and proximal terms, times a factor."""
-        starts = self._model.unpack(self._start)
-        for (i_w, i_b), (w, b), (w0, b0) in zip(into, self._layers, starts, strict=True):
+        ends = self._model.unpack(self._towards)
+        for (i_w, i_b), (w, b), (w0, b0) in zip(into, self._layers, ends, strict=True):
             if i_w is not None:
                 i_w.add_(_scaled(self._model.l2 * w + self._proximal * (w - w0), factor))
             if i_b is not None and b is not None and b0 is not None:

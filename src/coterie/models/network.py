@@ -123,10 +123,16 @@ class Network:
         return torch.stack([self.descent(v, momentum=0.0).gradient(x, y, weights) for v in theta])
 
     def descent(
-        self, theta: Tensor, *, momentum: float, proximal: float = 0.0, layers: frozenset[str] | None = None
+        self,
+        theta: Tensor,
+        *,
+        momentum: float,
+        proximal: float = 0.0,
+        layers: frozenset[str] | None = None,
+        towards: Tensor | None = None,
     ) -> "NetworkDescent":
         """Start gradient descent from theta [C, P], one model a client; of some named parameters, when they are given."""
-        return NetworkDescent(self, theta, momentum, proximal, layers)
+        return NetworkDescent(self, theta, momentum, proximal, layers, towards)
 
     def measured(self, x: Tensor, y: Tensor) -> "Network":
         """Choose the faster kernel by training on some rows.  x [C, N, ...], y [C, N]"""
@@ -156,11 +162,18 @@ class NetworkDescent:
     """Gradient descent of C modules at once, each on its own client's rows."""
 
     def __init__(
-        self, model: Network, theta: Tensor, momentum: float, proximal: float, layers: frozenset[str] | None = None
+        self,
+        model: Network,
+        theta: Tensor,
+        momentum: float,
+        proximal: float,
+        layers: frozenset[str] | None = None,
+        towards: Tensor | None = None,
     ) -> None:
         self._momentum, self._proximal = momentum, proximal
         self._all = model.unpack(theta)
         self._start = {name: value for name, value in self._all.items() if layers is None or name in layers}
+        self._towards = self._start if towards is None else model.unpack(towards)
         self._now = {name: value.clone() for name, value in self._start.items()}
         self._velocity: dict[str, Tensor] = {}
         self._fixed = {name: value for name, value in self._all.items() if name not in self._start}
@@ -201,7 +214,7 @@ class NetworkDescent:
     def _direction(self, name: str, g: Tensor, one: "float | Tensor") -> Tensor:
         """Add the proximal term and momentum; 0 for clients that stay."""
         if self._proximal:
-            g = g + self._proximal * (self._now[name] - self._start[name])
+            g = g + self._proximal * (self._now[name] - self._towards[name])
         if isinstance(one, Tensor):
             g = g * one
         if not self._momentum:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.errors import RunError
+from coterie.registry import METHODS
 from coterie.report import figures, tables
 from coterie.report.client_plots import signed_bars
 from coterie.report.figures import MOST_MARKS, Figure, evenly, figure, thinned
@@ -99,6 +100,7 @@ def _context(run: Run) -> dict[str, Any]:
         "run": run,
         "started": started(run),
         "answer": info["answer"],
+        "methods": [method for method in METHODS.values() if method.structure == info["chosen"]],
         "facts": _facts(run),
         "head": _head(run),
         "rows": [_row(run, one) for one in rows],

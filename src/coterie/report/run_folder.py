@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coterie.errors import RunError
 from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
 
-__all__ = ["Floats", "Metric", "Run", "number", "read_run", "read_table"]
+__all__ = ["Floats", "Metric", "Run", "number", "read_document", "read_run", "read_table"]
 
 Floats = NDArray[np.float64]
 
@@ -196,17 +196,29 @@ def read_run(folder: Path) -> Run:
     RunError
         The folder has no `run.json`, or a file in it cannot be read.
     """
-    path = folder / "run.json"
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"'{folder}' has no run.json", "give the folder that `coterie fit --out` wrote") from None
-    except ValueError as error:
-        raise RunError(f"'{path}' is not valid JSON: {error}", "the file was changed by hand or cut off") from None
-    if not isinstance(info, dict):
-        raise RunError(f"'{path}' does not hold a JSON object", "give the folder that `coterie fit --out` wrote")
+    info = read_document(folder)
     rounds, clients = read_table(folder / "rounds.parquet"), read_table(folder / "clients.parquet")
     return Run(folder.resolve().name, info, rounds, clients, any(folder.glob("models/*.safetensors")))
+
+
+def read_document(folder: Path) -> dict[str, Any]:
+    """Read `run.json`.
+
+    Raises
+    ------
+    RunError
+        There is none, it cannot be read, or it is no run's.
+    """
+    path, way_out = folder / "run.json", "name the folder that `coterie fit --out` wrote"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(f"{folder} is not a run: it has no run.json", way_out) from None
+    except (ValueError, OSError):
+        raise RunError(f"{path} cannot be read", "it was cut off or changed by hand: fit again") from None
+    if not isinstance(document, dict):
+        raise RunError(f"{folder} is not a run: its run.json is of something else", way_out)
+    return document
 
 
 def read_table(path: Path) -> dict[str, list[Any]]:

@@ -7,28 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.registry import METHODS
 from coterie.report.numbers import count, fixed, human_bytes, human_seconds
 from coterie.report.run_folder import Run, number
 
 __all__ = ["Comparison", "Fact", "comparison", "facts", "headline", "method_name", "started"]
 
-_METHOD_NAMES = {
-    "ifca": "IFCA",
-    "fedavg": "FedAvg",
-    "fedrep": "FedRep",
-    "lg-fedavg": "LG-FedAvg",
-    "maml": "MAML (Per-FedAvg)",
-    "srpfl": "SRPFL",
-    "fedgrem": "FedGrEM",
-    "em": "Federated EM",
-    "one_shot": "One-shot clustering",
-    "moment-descent": "Moment descent",
-    "mixture": "Mixture (FedGrEM)",
-    "shrunk": "Shrunk models",
-    "representation": "Linear representation",
-    "global": "One model for all",
-    "local": "One model per client",
-}
 _SCORES = {"test": "held-out rows", "train": "training rows", "new_clients": "new clients"}
 _R2 = {"test_r2": "held-out R²", "train_r2": "training R²"}  # the first that there is
 
@@ -56,10 +40,16 @@ class Comparison(NamedTuple):
 def method_name(run: Run) -> str:
     """Name the method as its paper does."""
     key = str(run.info.get("method") or "")
-    name = _METHOD_NAMES.get(key, key.replace("_", " ")) or "Run"
+    name = _name(key) or "Run"
     personal = run.part("config").get("personal")
     staged = isinstance(personal, dict) and personal.get("stragglers") == "srpfl"
     return f"{name} in stages (SRPFL)" if staged else name
+
+
+def _name(method: str) -> str:
+    if method == "global":  # what all others are compared with
+        return "One model for all"
+    return METHODS[method].title if method in METHODS else method.replace("_", " ")
 
 
 def started(run: Run) -> str:
@@ -208,7 +198,7 @@ def _own(run: Run, methods: list[Mapping[str, Any]]) -> int | None:
 def _label(entry: Mapping[str, Any]) -> str:
     """Name an entry."""
     key = str(entry.get("method") or "")
-    return str(entry.get("label") or _METHOD_NAMES.get(key, key))
+    return str(entry.get("label") or _name(key))
 
 
 def _or_nan(value: object) -> float:

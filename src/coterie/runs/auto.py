@@ -8,22 +8,21 @@ from typing import Any
 
 from coterie.runs.comparison import about, write_comparison
 from coterie.selection.run import Tell, compare
-from coterie.config import FitOptions, first_given, options
+from coterie.config import FitOptions, check_options, options
 from coterie.data.clients import Clients
-from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.errors import CoterieError, RunError
 from coterie.runs.folder import begin_run, settle_run
 
 __all__ = ["settled_run", "why"]
 
 _FOLDER = "comparison"
-_CHOSEN = ("training", "clusters", "moments", "mixture", "personal", "prior")  # options that the comparison decides
 
 
 def settled_run(
     folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Tell | None = None
 ) -> FitOptions:
     """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's"""
-    _check(chosen)
+    check_options(chosen)
     new = begin_run(folder, chosen, command, clients)
     try:
         decided = _settled(clients, chosen, folder, command, watch)
@@ -33,23 +32,6 @@ def settled_run(
         raise
     settle_run(folder, decided)
     return decided
-
-
-def _check(chosen: FitOptions) -> None:
-    """Refuse options of single methods, before anything is written."""
-    for group in _CHOSEN:
-        name = first_given(chosen, group)
-        if name is not None:
-            raise ConfigError(
-                f"{group}.{name} is set, and with --method auto the comparison decides",
-                "leave it out, or name a method",
-            )
-    name = first_given(chosen, "model", {"hidden"})
-    if name is not None:
-        raise ConfigError(
-            f"model.{name} is set, and the comparison does not support it",
-            "leave it out, or name a method",
-        )
 
 
 def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Tell | None) -> FitOptions:

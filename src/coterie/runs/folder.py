@@ -23,10 +23,11 @@ from coterie.data.clients import Clients
 from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, RunError
 from coterie.methods.base import Fitted
+from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import read_choice
-from coterie.methods.registry import METHODS
 from coterie.methods.run_tables import events, hide_untested
 from coterie.models import Model
+from coterie.report.run_folder import read_document
 
 __all__ = [
     "begin_run",
@@ -115,7 +116,7 @@ def summary(folder: Path) -> dict[str, Any]:
     """What a finished run found, in short."""
     document = _read_json(folder)
     data, results = document["data"], document["results"]
-    found = {name: results[name] for name in METHODS[document["method"]].models.summary}
+    found = {name: results[name] for name in family_of(document["method"]).models.summary}
     found |= {name: results[name] for name in ("adjusted_rand", "why") if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
     return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
@@ -147,9 +148,9 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Fitted
         The user's own network, when that was trained: code is not kept in a run folder.
     """
     document, options = _read_finished(folder), read_options(folder)
-    method, found = METHODS[options.method], document["results"]
-    models, schema = method.models.load(folder, document, module)
-    scores = [method.score(**said) for said in found["methods"]]
+    family, found = family_of(options.method), document["results"]
+    models, schema = family.models.load(folder, document, module)
+    scores = [family.score(**said) for said in found["methods"]]
     extra = {"counted": read_choice(found["components_choice"])} if "components_choice" in found else {}
     return Fitted(options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"])
 
@@ -189,15 +190,11 @@ def strict(value: Any) -> Any:
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
-    way_out = "name the folder that `coterie fit --out` wrote"
-    try:
-        document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunError(f"{folder} is not a run: it has no run.json", way_out) from None
-    except (ValueError, OSError):
-        raise RunError(f"{folder / 'run.json'} cannot be read", "start the run again with `coterie fit`") from None
-    if not isinstance(document, dict) or not {"status", "config", "fingerprint"} <= document.keys():
-        raise RunError(f"{folder} is not a run: its run.json was not written by a run", way_out)
+    document = read_document(folder)
+    if not {"status", "config", "fingerprint"} <= document.keys():
+        raise RunError(
+            f"{folder} is not a run: its run.json was not written by a run", "name the folder that `coterie fit --out` wrote"
+        )
     return document
 
 

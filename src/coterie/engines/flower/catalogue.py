@@ -1,51 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """All client functions and values of coterie's own methods, registered so that messages may name them.
 
-To be imported on the server and on every node; those of one's own are registered beside them: see
-`coterie.engines.flower.registry`.
+To be imported on the server and on every node. What an algorithm's file defines for clients, by the protocol's four
+arguments, is among them; those of one's own are registered beside them: see `coterie.engines.flower.registry`.
 """
 
-from coterie import evaluate
-from coterie.algorithms import (
-    anchors,
-    copies,
-    em,
-    fedavg,
-    fedgmm,
-    fedgrem,
-    fedrep,
-    ifca,
-    judging,
-    linear_representation,
-    maml,
-    mixture_starts,
-    moments,
-    neighbours,
-    one_shot,
-    preparation,
-    serving,
-    starts,
-)
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import isfunction, signature
+from pkgutil import iter_modules
+from types import ModuleType
+
+from coterie import algorithms, evaluate
+from coterie.algorithms.preparation import Scaling
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.local import Training
 from coterie.methods.personal import measure
 from coterie.models import Dense, Network, Split
 from coterie.models.mixtures import Gaussian, Regression
+from coterie.protocol import Step
 
 __all__ = ["STEPS", "VALUES"]
 
-STEPS = (
-    anchors.introduce, anchors.swapped, copies.answer_to, em.em_step, evaluate.measure, evaluate.measure_own, evaluate.place,
-    evaluate.target_sums, fedavg.products, fedavg.train_private, fedavg.train_shared, fedgmm.describe, fedgmm.joint_step,
-    fedgrem.gradient_em, fedrep.train_in_turn, ifca.assign_and_train, judging.judge,
-    linear_representation.improve_representation, linear_representation.multiply_squares, maml.meta_train,
-    measure.fit_personal, measure.judge_personal, mixture_starts.fit_locally, mixture_starts.renumber,
-    moments.descend, moments.multiply_moments, neighbours.take_centre, one_shot.fit_once, one_shot.join,
-    one_shot.train_member, preparation.column_sums, preparation.curvature, preparation.monomial_sums,
-    preparation.squared_length, serving.about_centre, serving.adopt, serving.squared_errors, starts.attract,
-    starts.fit_alone, starts.potential, starts.serve,
-)  # fmt: skip
-VALUES = (Dense, Gaussian, Network, Regression, Split, Training, preparation.Scaling)
+_ARGUMENTS = ["shared", "each", "private", "data"]  # of every client function
+
+
+def _modules() -> Iterator[ModuleType]:
+    yield from (evaluate, measure)
+    yield from (import_module(f"{algorithms.__name__}.{found.name}") for found in iter_modules(algorithms.__path__))
+
+
+def _steps_of(module: ModuleType) -> Iterator[Step]:
+    for name, thing in vars(module).items():
+        own = isfunction(thing) and thing.__module__ == module.__name__ and not name.startswith("_")
+        if own and list(signature(thing).parameters) == _ARGUMENTS:
+            yield thing
+
+
+STEPS = tuple(step for module in _modules() for step in _steps_of(module))
+VALUES = (Dense, Gaussian, Network, Regression, Split, Training, Scaling)
 
 for _step in STEPS:
     register_step(_step)

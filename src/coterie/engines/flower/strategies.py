@@ -21,8 +21,8 @@ from coterie.engines.flower.connect import connect
 from coterie.errors import ConfigError
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
-from coterie.methods.registry import METHODS
 from coterie.methods.session import Watch
+from coterie.registry import method_of
 from coterie.runs.fit import fit_run
 
 __all__ = ["CoterieStrategy"]
@@ -34,8 +34,7 @@ class CoterieStrategy(Strategy):
     Parameters
     ----------
     method : str
-        As `coterie fit --method`: ``"ifca"``, ``"moment-descent"``, ``"mixture"``, ``"fedrep"``, ``"lg-fedavg"``,
-        ``"maml"``, ``"fedavg"``.
+        As `coterie fit --method`: any but ``"auto"``.
     module : mapping, optional
         The user's own network: one entry, its name (the nodes register the same) and the module.
     **settings
@@ -166,7 +165,7 @@ def _clients(grid: Grid, chosen: FitOptions, name: str, **how: Any) -> Clients:
 
 def _group(chosen: FitOptions) -> str:
     """The options that count a method's rounds."""
-    return METHODS[chosen.method].rounds if chosen.method in METHODS else "training"
+    return method_of(chosen.method).rounds or "training"
 
 
 def _with_rounds(chosen: FitOptions, rounds: int) -> FitOptions:

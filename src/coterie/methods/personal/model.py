@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms.fine_tuning import fine_tuning
+from coterie.algorithms.fine_tuning import fine_tuning, tuning_ask
 from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
@@ -160,7 +160,11 @@ class Personal:
             fine_tuning, model=self.model, theta=self.theta, step_size=fit.step_size, seed=fit.seed,
             training=fit.training,
         )  # fmt: skip
-        engine.run([tune])
+        if kept is None:
+            engine.run([tune])
+        else:
+            engine.private = kept
+            engine.ask(tuning_ask(self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new=True))
         return _own(engine.private, "theta")
 
     def measured(self, rows: Ragged, own: Tensor | RemoteState) -> Measured:
@@ -273,17 +277,18 @@ def trained(
 ) -> Personal:  # fmt: skip
     """Put together what training left with the server (theta) and with the clients (private).
 
-    A client that was never visited, and every client that begins at a common model, fits its part to its training rows,
-    beside the private state, which stays as it is.
+    A client that was never visited, and every client where training leaves nothing with them, fits its part to its training
+    rows, beside the private state, which stays as it is.
     """
     if not layers:
         fit = replace(fit, start=theta)
     found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit, scaling)
-    if not layers:
+    there = private.fields.get(0, {}) if isinstance(private, RemoteState) else private
+    if not layers and "visits" not in there:
         return replace(found, own=found.adapted(rows))
     if isinstance(private, RemoteState):
         return replace(found, own=found.adapted(rows, private))
-    own = private["personal"] if private else found.parts
+    own = private["personal" if layers else "theta"] if private else found.parts
     new = private["visits"] == 0 if private else torch.ones(rows.n_clients, dtype=torch.bool)
     if bool(new.any()):
         own = own.clone()

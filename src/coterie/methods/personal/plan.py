@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the options of a personal fit mean: algorithm, stages, who takes part and what time it takes; and what is refused."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from coterie.algorithms import averaging, srpfl
-from coterie.algorithms.fedrep import fedrep, first_model
-from coterie.algorithms.lg_fedavg import lg_fedavg
-from coterie.algorithms.maml import maml
+from coterie.algorithms.fedrep import first_model
 from coterie.config import FitOptions, PersonalOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
@@ -34,15 +35,12 @@ from coterie.participation import (
     VirtualClock,
 )
 from coterie.protocol import Ask
+from coterie.registry import METHODS
 
-__all__ = ["Plan", "check_plan", "plan", "prepare_personal"]
+__all__ = ["Plan", "algorithm_of", "called", "check_plan", "plan", "prepare_personal"]
 
 _BATCH = 10  # rows, as in the paper, when nobody says
 _SMALL_STEP = 0.01  # as in the paper: squared errors of such batches make networks diverge at 0.1 on real data
-_TITLES = {
-    ("fedrep", "none"): "FedRep", ("fedrep", "srpfl"): "SRPFL",
-    ("lg-fedavg", "none"): "LG-FedAvg", ("lg-fedavg", "srpfl"): "LG-SRPFL",
-}  # fmt: skip
 _STAGES = {"n0", "stages", "stage_rounds", "contraction"}
 _TIMED = {"sigma", "trace", "communication"}
 
@@ -92,7 +90,9 @@ def plan(options: FitOptions, made: Prepared, clock: Clock | None) -> Plan:
     """Turn options into what is run."""
     p, t = options.personal, options.training
     layers = _layers(options, made.model)
-    program = _program(options, made, layers)
+    arguments = _arguments(options, made, layers)
+    algorithm, new_client = algorithm_of(options.method)
+    program: Program = called(algorithm, arguments)
     question = next(wanted for wanted in program(None) if isinstance(wanted, Ask))
     n_clients = _turnout(options, made.rows.n_clients)
     state: Any = averaging.State
@@ -101,30 +101,8 @@ def plan(options: FitOptions, made: Prepared, clock: Clock | None) -> Plan:
         state = srpfl.State[averaging.State]
     policy = Sampled(t.participation) if t.participation < 1 else Everyone()
     own_clock = _clock(p, question.work) if clock is None else clock
-    return Plan(
-        _title(options), program, state, layers, _fit(options, made, layers), policy, own_clock, question, n_clients
-    )
-
-
-def _program(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> Program:
-    p, t = options.personal, options.training
-    how: dict[str, Any] = {
-        "model": made.model, "rounds": t.rounds, "seed": options.seed, "decay": t.decay,
-        "weighting": t.weighting or "clients", "tol": t.tol,
-    }  # fmt: skip
-    if options.method == "maml":
-        return partial(
-            maml, **how, alpha=_alpha(p, made), beta=made.step_size, hessian=p.hessian, delta=p.delta,
-            training=made.training,
-        )  # fmt: skip
-    how |= {"step_size": made.step_size, "personal": layers}
-    if options.method == "lg-fedavg":
-        return partial(lg_fedavg, **how, training=made.training)
-    return partial(fedrep, **how, head=_passes(options, p.head_epochs), body=made.training)
-
-
-def _alpha(p: PersonalOptions, made: Prepared) -> float:
-    return p.alpha or made.step_size  # the paper has one step; for linear models it is 1/L, the most MAML allows
+    fit = _fit(made, new_client, arguments, layers)
+    return Plan(_title(options), program, state, layers, fit, policy, own_clock, question, n_clients)
 
 
 def _passes(options: FitOptions, epochs: int) -> Training:
@@ -134,18 +112,42 @@ def _passes(options: FitOptions, epochs: int) -> Training:
 
 def _layers(options: FitOptions, model: Model) -> tuple[str, ...]:
     """The personal layers: as given, or those of the method."""
-    if options.method == "maml" or options.personal.layers:
+    number = METHODS[options.method].layers
+    if options.personal.layers or not number:
         return options.personal.layers
-    return last_layers(model, 1) if options.method == "fedrep" else first_layers(model, 2)
+    return last_layers(model, number) if number > 0 else first_layers(model, -number)
 
 
-def _fit(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> Fit:
-    p, seed = options.personal, options.seed
-    if not layers:
-        return Fit(first_model(made.model, seed), _alpha(p, made), Training(steps=p.tune_steps), seed)
-    epochs = p.head_epochs if options.method == "fedrep" else p.body_epochs
-    how = replace(_passes(options, epochs), proximal=0.0)
-    return Fit(personal_start(made.model, layers, seed=seed), made.step_size, how, seed)
+def _arguments(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> dict[str, Any]:
+    """All that an algorithm may ask for, by the names of its arguments: options of its own are among them."""
+    p, t = options.personal, options.training
+    body = made.training
+    return dict(p) | {
+        "model": made.model, "rounds": t.rounds, "seed": options.seed, "decay": t.decay, "tol": t.tol,
+        "weighting": t.weighting or "clients", "step_size": made.step_size, "beta": made.step_size, "personal": layers,
+        "training": body, "body": body, "head": _passes(options, p.head_epochs),
+        "alpha": p.alpha or made.step_size,  # the paper has one step; for linear models it is 1/L, the most MAML allows
+    }  # fmt: skip
+
+
+def algorithm_of(method: str) -> tuple[Callable[..., Any], Callable[..., tuple[float, Training]]]:
+    """The algorithm of a method, and how its clients get a part that they do not have: both are in one file."""
+    where, _, name = METHODS[method].program.partition(":")
+    module = import_module(where)
+    return getattr(module, name), module.new_client
+
+
+def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> "partial[Any]":
+    """Hand a function those arguments that it takes."""
+    return partial(function, **{name: arguments[name] for name in signature(function).parameters if name in arguments})
+
+
+def _fit(made: Prepared, new_client: Callable[..., Any], arguments: Mapping[str, Any], layers: tuple[str, ...]) -> Fit:
+    """How a client that has no part gets one: as the algorithm's file says."""
+    step_size, training = called(new_client, arguments)()
+    seed = arguments["seed"]
+    start = personal_start(made.model, layers, seed=seed) if layers else first_model(made.model, seed)
+    return Fit(start, step_size, training, seed)
 
 
 # -- who takes part, and what time it takes ---------------------------------------------------------------------------
@@ -180,10 +182,9 @@ def _clock(p: PersonalOptions, work: float) -> Clock | None:
 
 
 def _title(options: FitOptions) -> str:
-    p = options.personal
-    if options.method != "maml":
-        return _TITLES[options.method, p.stragglers]
-    return ("HF-MAML" if p.hessian == "free" else "FO-MAML") + (", in stages" if p.stragglers == "srpfl" else "")
+    method = METHODS[options.method]
+    title = method.variant(options) if method.variant else method.title
+    return title if options.personal.stragglers == "none" else method.staged or f"{title}, in stages"
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -191,21 +192,18 @@ def check_plan(
     clients: Clients, options: FitOptions, *, module: nn.Module | Model | None = None, clock: Clock | None = None
 ) -> None:
     """Refuse what cannot work, before anything is written."""
-    method, p, t = options.method, options.personal, options.training
+    method, p = options.method, options.personal
     _check_stages(p, options)
     if clients.schema.task == "none":
         raise DataError(f"{method} needs a target to learn", "name its column with --target, or pass y")
     model = model_for(clients, options, module)
-    if method != "maml":
+    if METHODS[method].layers:
         if not p.layers and len(layer_names(model)) == 1:
             raise ConfigError(
                 f"{method} needs shared and personal layers, and this model has one layer",
                 "give hidden layers, like --hidden 64,32",
             )
         split(model, _layers(options, model))
-    elif t.momentum or t.proximal:
-        name = "momentum" if t.momentum else "proximal"
-        raise ConfigError(f"training.{name} is set, and maml takes plain gradient steps", "leave it out")
     n_clients = _turnout(options, clients.n_clients)
     if p.stragglers == "srpfl" and _first(p, n_clients) > n_clients:
         raise ConfigError(

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all estimators share: scikit-learn's manners around fitting, predicting and scoring."""
+
+import warnings
+from dataclasses import field
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_type_hints
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from torch import Tensor
+
+from coterie.config import FitOptions, options
+from coterie.data.ragged import Ragged
+from coterie.errors import ConfigError
+from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
+from coterie.evaluate import Measured
+from coterie.methods.base import Fitted
+from coterie.methods.baselines import target_variance
+from coterie.methods.fit import fit
+from coterie.methods.session import Watch
+from coterie.models import Model
+from coterie.registry import abouts, options_in, parameters
+
+__all__ = ["ESTIMATORS", "Estimator", "estimator", "estimator_of", "options_of"]
+
+_Class = TypeVar("_Class", bound="Estimator")
+
+ESTIMATORS: dict[str, type["Estimator"]] = {}  # by the method that they fit
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+def estimator(kind: type[_Class]) -> type[_Class]:
+    """Make a class the estimator of its method: a constructor of its options, and a docstring that tells them all."""
+    made = parameters(kind)
+    told = "".join(f"\n    {name}\n        {about}." for name, about in abouts(made).items())
+    head, found, rest = (made.__doc__ or "").partition("\n    Attributes\n")
+    made.__doc__ = f"{head.rstrip()}\n\n    Parameters\n    ----------{told}\n{found}{rest}"
+    made.__init__.__annotations__ = get_type_hints(made.__init__)  # without what is said about options
+    ESTIMATORS[made.method] = made
+    return made
+
+
+@parameters
+class Estimator(BaseEstimator):  # type: ignore[misc]
+    """What all estimators share; what is special about a kind of models is in a few methods of a subclass."""
+
+    method: ClassVar[str]  # what it is called in the options
+    task: ClassVar[Literal["auto", "regression"]] = "auto"  # what targets in arrays are read as
+    doubts: ClassVar[tuple[str, ...]] = ()  # words of the fit's warnings that are about convergence
+
+    standardise: Annotated[bool, "whether columns are centred and scaled, from federated sums"] = True
+    baselines: Annotated[bool, "whether one model for all and one model each are fitted too, for `scores_`"] = False
+    random_state: Annotated[int, "seed of everything random"] = 0
+
+    model_: Model = field(init=False)
+
+    def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
+        """Fit to clients.
+
+        Parameters
+        ----------
+        clients : Clients or array
+            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row).
+        watch : callable, optional
+            Told of every round.
+        """
+        start, clock = getattr(self, "start", None), getattr(self, "clock", None)
+        self.fitted_ = fit(
+            as_clients(clients, y, groups, self.task), options_of(self), module=getattr(self, "model", None),
+            start=None if start is None else torch.as_tensor(start), clock=None if isinstance(clock, str) else clock,
+            watch=watch,
+        )  # fmt: skip
+        self.history_ = self.fitted_.rounds
+        self._restore(self.fitted_, y)
+        for said in self.fitted_.warnings:
+            if any(words in said for words in self.doubts):
+                warnings.warn(said, ConvergenceWarning, stacklevel=2)
+        return self
+
+    def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
+        """Predict every row, each client by its own model: a class name or a number, in the order of the rows given.
+
+        A client that was not there in training gets a model by its labelled rows, so it needs targets. Of a `Clients`, the
+        test rows (or else the training rows) are predicted, client after client in the order of their names.
+        """
+        rows = self._rows(clients, None, groups)
+        return in_given_order(self.predict_stored(rows, self._own(self.prepared(rows))), rows, clients, groups)
+
+    def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
+        """Accuracy, or R^2, over all rows, each client by its own model; one that is not known gets it by these rows."""
+        rows = self.prepared(labelled(self._rows(clients, y, groups)))
+        measured = self._measured(rows, self._own(rows))
+        if self.model_.loss == "cross_entropy":
+            return measured.mean_right
+        return 1.0 - measured.mean_right / max(target_variance(rows), 1e-300)
+
+    def predict_stored(self, rows: Ragged, own: Tensor) -> np.ndarray:
+        """Predict rows in the order of storage, each client with what is its own [M, ...]."""
+        out = self._outputs(self.prepared(rows), own)
+        if self.model_.loss == "cross_entropy":
+            return np.asarray(self.classes_[out.argmax(-1).numpy()])
+        return np.asarray(self.scaling_.back(out.squeeze(-1)).double())
+
+    def prepared(self, rows: Ragged) -> Ragged:
+        """Scale rows as in training."""
+        check_shape(rows, self.scaling_)
+        return rows.scaled(self.scaling_).to(self.model_.dtype)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+    def _restore(self, found: Fitted, y: Any = None) -> None:
+        """Become what was fitted, now or in a finished run; y are the targets in arrays that were given."""
+        self.schema_, self.scaling_, self.client_names_ = found.schema, found.models.scaling, found.models.names
+        self.scores_ = {score.method: score for score in found.scores}
+        if self.task == "auto":
+            self.classes_ = classes_of(found.schema, y)
+        self._know(found)
+
+    def _know(self, found: Fitted) -> None:
+        """Take note of what this kind of models has."""
+        raise NotImplementedError
+
+    def _own(self, prepared: Ragged) -> Tensor:
+        """[M, ...] what makes the model of each client: known from training, or found from its labelled rows."""
+        raise NotImplementedError
+
+    def _outputs(self, prepared: Ragged, own: Tensor) -> Tensor:
+        """What every row's client makes of it, in the order of storage.  [N, O]"""
+        raise NotImplementedError
+
+    def _measured(self, prepared: Ragged, own: Tensor) -> Measured:
+        """How well clients are served."""
+        raise NotImplementedError
+
+    def _rows(self, data: Any, y: Any, groups: Any, *, alone: bool = False) -> Ragged:
+        """Take rows of known columns; `alone` says that their clients need not be named."""
+        if not hasattr(self, "schema_"):
+            raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
+        return as_rows(data, y, groups, self.schema_, alone=alone)
+
+
+def options_of(made: Estimator) -> FitOptions:
+    """Put the options together that an estimator's parameters stand for."""
+    tree: dict[str, Any] = {
+        "method": made.method, "seed": made.random_state, "baselines": made.baselines,
+        "data": {"standardise": made.standardise},
+    }  # fmt: skip
+    for name, option in options_in(type(made)).items():
+        value = getattr(made, name)
+        if name != "clock" or isinstance(value, str):  # a clock of one's own has no word
+            tree.setdefault(option.group, {})[option.name] = value
+    return options(tree)
+
+
+def estimator_of(chosen: FitOptions, model: Any = None) -> Estimator:
+    """Make the estimator that options stand for; what they leave open is left to its constructor."""
+    if chosen.method not in ESTIMATORS:
+        raise ConfigError(f"there is no estimator for {chosen.method}", "import the module that defines it first")
+    kind = ESTIMATORS[chosen.method]
+    given = {name: getattr(getattr(chosen, option.group), option.name) for name, option in options_in(kind).items()}
+    given |= {"random_state": chosen.seed, "baselines": chosen.baselines, "standardise": chosen.data.standardise}
+    given |= {"model": model} if "model" in kind._get_param_names() else {}
+    return kind(**{name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,658 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option of every method, once, and the methods that take them.
+
+Options are fields of small classes, each of one group of the configuration. A method's options are a class that inherits
+what the method takes. All else is made of them: the tree of options (`coterie.config`), estimators' constructors, help
+texts, what is refused, and tables of the docs. Nothing large is imported here, so that the command line answers at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from inspect import get_annotations
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform
+
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+
+from coterie.errors import ConfigError
+
+__all__ = [
+    "AUTO", "METHODS", "Method", "Option", "abouts", "method_of", "options_in", "parameters", "register", "takers",
+]  # fmt: skip
+
+_Class = TypeVar("_Class")
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+def parameters(kind: type[_Class]) -> type[_Class]:
+    """Make a constructor of a class's fields, which stores them as scikit-learn wants it; editors show its signature."""
+    return dataclass(kw_only=True, eq=False, repr=False)(kind)
+
+
+@dataclass(frozen=True)
+class OrWord:
+    """A number that is at least 0, or a word for what has no end: not every file can hold infinity."""
+
+    word: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Tell pydantic how to check it."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def _checked(self, value: Any) -> float | str:
+        if value in (self.word, float("inf")):
+            return self.word
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+            return float(value)
+        raise ValueError(f"give a number that is at least 0, or '{self.word}'")
+
+
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+AtLeast0 = Annotated[float, Ge(0)]
+Share = Annotated[float, Gt(0), Le(1)]
+
+
+# -- options, by group ------------------------------------------------------------------------------------------------
+@parameters
+class Products:
+    """Of linear models."""
+
+    group: ClassVar[str] = "model"
+
+    degree: Annotated[Count, "products of features up to this degree are features too"] = 1
+
+
+@parameters
+class Intercept:
+    """Of layers."""
+
+    group: ClassVar[str] = "model"
+
+    intercept: Annotated[bool, "whether layers have a bias"] = True
+
+
+@parameters
+class Ridge(Products, Intercept):
+    """Of models that are trained in steps."""
+
+    group: ClassVar[str] = "model"
+
+    l2: Annotated[AtLeast0, "ridge penalty"] = 0.0
+
+
+@parameters
+class Hidden:
+    """Of networks."""
+
+    group: ClassVar[str] = "model"
+
+    hidden: Annotated[
+        tuple[Annotated[int, Gt(0)], ...], "hidden layers of a network, like `64,32`; none is linear"
+    ] = ()
+
+
+@parameters
+class Networks(Ridge, Hidden):
+    """Of models that may be networks."""
+
+
+@parameters
+class Sampling:
+    """Of who takes part."""
+
+    group: ClassVar[str] = "training"
+
+    participation: Annotated[Share, "share of the clients in a round"] = 1.0
+
+
+@parameters
+class Rounds(Sampling):
+    """Of training in rounds."""
+
+    group: ClassVar[str] = "training"
+
+    rounds: Annotated[Count, "rounds"] = 100
+    step_size: Annotated[
+        Positive | None, "of local steps; by default from the curvature for linear models, 0.1 for networks"
+    ] = None
+    batch_size: Annotated[Count | None, "rows per step; all by default, 10 where work is counted in passes"] = None
+    decay: Annotated[Share, "factor on the step size, per round"] = 1.0
+    weighting: Annotated[
+        Literal["clients", "rows"] | None,
+        "how clients count in a mean: alike, or by their rows (moment descent and FedAvg unless told otherwise)",
+    ] = None
+    tol: Annotated[AtLeast0, "stop early below this relative change"] = 0.0
+
+
+@parameters
+class Momentum:
+    """Of local steps."""
+
+    group: ClassVar[str] = "training"
+
+    momentum: Annotated[float, Ge(0), Lt(1), "heavy ball, from zero in every round"] = 0.0
+    proximal: Annotated[AtLeast0, "mu of FedProx"] = 0.0
+
+
+@parameters
+class Steps(Momentum):
+    """Of local work that is counted in steps."""
+
+    group: ClassVar[str] = "training"
+
+    local_steps: Annotated[Count, "gradient steps in a round"] = 10
+    epochs: Annotated[Count | None, "passes in place of steps; needs `batch_size`"] = None
+    exact: Annotated[bool, "FedProx in closed form, for linear regression; needs `proximal`"] = False
+
+
+@parameters
+class Groups:
+    """Of clusters of clients."""
+
+    group: ClassVar[str] = "clusters"
+
+    n_clusters: Annotated[Count | None, "how many; without it, moment descent finds it and IFCA takes 2"] = None
+    averaging: Annotated[Literal["model", "gradient"], "what clients send: trained models or gradients"] = "model"
+    average_over: Annotated[
+        Literal["cluster", "everyone"], "whom a model is averaged over (everyone: Lemma 1 of moment descent)"
+    ] = "cluster"
+    shared_layers: Annotated[tuple[str, ...], "layers common to all clusters, by the beginnings of their names"] = ()
+    soft: Annotated[bool, "whether clients train all models, by how well each serves them"] = False
+    temperature: Annotated[Positive | None, "of soft labels; estimated by default"] = None
+    patience: Annotated[int, Ge(0), "rounds before an empty cluster is reseeded; 0 never"] = 5
+    resample: Annotated[
+        int, Ge(0), MultipleOf(2), "parts that clients' rows are cut into, two for each round; 0 takes all rows"
+    ] = 0
+
+
+@parameters
+class Starts:
+    """Of where clusters begin."""
+
+    group: ClassVar[str] = "clusters"
+
+    init: Annotated[
+        Literal["random", "balanced", "spread", "warm"], "where models begin (`warm`: at given ones, in Python)"
+    ] = "spread"
+    n_init: Annotated[Count, "starts to compare on held-out rows"] = 1
+    candidates: Annotated[Count, "clients tried for each model of `spread`"] = 5
+
+
+@parameters
+class Descents:
+    """Of phase 1 of moment descent."""
+
+    group: ClassVar[str] = "moments"
+
+    iterations: Annotated[Count, "iterations"] = 5
+    estimator: Annotated[Literal["pairs", "halves", "two"], "of the moments"] = "pairs"
+    subspace: Annotated[Literal["range", "orthogonal"], "how the subspace of a step is found"] = "range"
+    exchanges: Annotated[int, Ge(2), "messages for an iteration's subspaces"] = 3
+    oversampling: Annotated[int, Ge(0), "columns beyond the number of clusters"] = 8
+    step: Annotated[Literal["curvature", "plain"], "how far an anchor goes"] = "curvature"
+    anchors: Annotated[Count | None, "how many anchors; 10 for each cluster by default"] = None
+    min_rows: Annotated[
+        Annotated[int, Ge(2)] | None, "rows that an anchor should have; 10 for each cluster by default"
+    ] = None
+    further: Annotated[bool, "more anchors where many clients are badly served"] = True
+    swaps: Annotated[bool, "whether groups give way to anchors whose models serve clients better"] = True
+    delta: Annotated[AtLeast0, "least distance between two models, if it is known"] = 0.0
+    eps: Annotated[AtLeast0, "anchors stop where they would move by less than this part of `delta`"] = 0.05
+    max_clusters: Annotated[
+        Count | None, "most that are tried where their number is estimated; by default 24, a fifth of the clients, or 6"
+    ] = None
+    noise: Annotated[AtLeast0, "deviation of what is added to the anchors' models that clients see"] = 0.0
+
+
+@parameters
+class DescentSteps:
+    """Of phase 1 of moment descent, as configuration files call it."""
+
+    group: ClassVar[str] = "moments"
+
+    step_size: Annotated[Positive, "factor on the anchors' steps"] = 1.0
+    resample: Annotated[
+        int, Ge(0), "parts of the clients, and of the anchors' rows, that iterations take in turn; 0 takes all"
+    ] = 0
+
+
+@parameters
+class RenamedSteps:
+    """The same for Python, where `step_size` is that of training and `resample` that of clusters."""
+
+    group: ClassVar[str] = "moments"
+    prefix: ClassVar[str] = "descent_"
+
+    descent_step_size: Annotated[Positive, "factor on the anchors' steps"] = 1.0
+    descent_resample: Annotated[
+        int, Ge(0), "parts of the clients, and of the anchors' rows, that iterations take in turn; 0 takes all"
+    ] = 0
+
+
+@parameters
+class Components:
+    """Of mixtures, which count rounds of their own."""
+
+    group: ClassVar[str] = "mixture"
+
+    n_components: Annotated[Count | None, "components; chosen by default"] = None
+    max_components: Annotated[Count, "most that are tried, where they are not given"] = 10
+    choose_by: Annotated[Literal["held-out", "bic"], "what their number is chosen by"] = "held-out"
+    covariance: Annotated[Literal["full", "diagonal", "unit"], "of normal components, common to all"] = "full"
+    variance: Annotated[Literal["estimated", "unit"], "of regressions' noise"] = "estimated"
+    c_lambda: Annotated[
+        Annotated[float | Literal["common"], OrWord("common")] | None,
+        "how strongly clients are drawn together: 0 is alone, `common` the same components for all; chosen by default",
+    ] = None
+    penalty: Annotated[Literal["squared", "norm"], "on the distance from the centre; `norm` is the paper's"] = "squared"
+    restarts: Annotated[Count, "starts of every client's first fit"] = 20
+    iterations: Annotated[Count, "steps of each"] = 30
+    rounds: Annotated[Count, "rounds at most"] = 1000
+    tol: Annotated[AtLeast0, "relative move that ends them"] = 1e-5
+    c_eta: Annotated[Share, "of the step size"] = 0.95
+    kappa: Annotated[float, Ge(0), Lt(1), "of the penalty's schedule"] = 0.1
+    together: Annotated[AtLeast0, "how strongly clients are held together in the first rounds"] = 8.0
+    robust: Annotated[
+        float | Literal["off"], OrWord("off"), "the centre is computed with this `c_lambda` at most; `off`: the paper's"
+    ] = 2.0
+    reject: Annotated[
+        float | Literal["nobody"], OrWord("nobody"), "outlier score above which a client is left alone; or `nobody`"
+    ] = 3.5
+    share_weights: Annotated[
+        AtLeast0, "further rows of each component, dealt by the common proportions; 0 is the paper's"
+    ] = 4.0
+    sparse: Annotated[
+        AtLeast0, "l1 penalty on the centre, which sets small coordinates to 0; not with a `full` covariance"
+    ] = 0.0
+    neighbours: Annotated[
+        int, Ge(0), "clients on either side in a ring whose centre a client is drawn to; 0: that of everybody"
+    ] = 0
+    batch_size: Annotated[Count | None, "rows of a client in a round, all by default; steps then become shorter"] = None
+
+
+@parameters
+class Layers:
+    """Of models in two parts."""
+
+    group: ClassVar[str] = "personal"
+
+    layers: Annotated[
+        tuple[str, ...], "personal layers, by the beginnings of their names; by default those of the method"
+    ] = ()
+
+
+@parameters
+class Heads:
+    """Of heads that are trained first."""
+
+    group: ClassVar[str] = "personal"
+
+    head_epochs: Annotated[Count, "passes with a client's head in a round"] = 10
+
+
+@parameters
+class Meta:
+    """Of models that clients adapt."""
+
+    group: ClassVar[str] = "personal"
+
+    alpha: Annotated[Positive | None, "of the inner step, as long as the step size by default"] = None
+    hessian: Annotated[Literal["free", "first-order"], "applied by finite differences, or dropped"] = "free"
+    delta: Annotated[Positive, "width of the finite differences"] = 1e-3
+    tune_steps: Annotated[Count, "steps before a client uses the model"] = 1
+
+
+@parameters
+class Pull:
+    """Of own models that are pulled to a common one."""
+
+    group: ClassVar[str] = "personal"
+
+    lam: Annotated[AtLeast0, "how strongly own models are pulled to the common one: 0 leaves clients alone"] = 1.0
+
+
+@parameters
+class Stages:
+    """Of local work that is counted in passes, by clients of which some are slow."""
+
+    group: ClassVar[str] = "personal"
+
+    body_epochs: Annotated[Count, "passes with what is shared, or with all of the model"] = 5
+    stragglers: Annotated[
+        Literal["none", "srpfl"], "with `srpfl`, begin with the fastest clients, and double their number in stages"
+    ] = "none"
+    n0: Annotated[Count | None, "clients of the first stage; a tenth by default"] = None
+    stages: Annotated[Literal["fixed", "theory", "adaptive"], "what ends a stage"] = "fixed"
+    stage_rounds: Annotated[Count, "rounds of a fixed stage"] = 10
+    contraction: Annotated[float, Gt(0), Lt(1), "of the theory's stages"] = 0.25
+    clock: Annotated[
+        Literal["exponential", "dynamic", "lognormal", "trace"] | None, "what time a round's work takes clients"
+    ] = None
+    sigma: Annotated[AtLeast0, "of the lognormal clock"] = 1.0
+    trace: Annotated[str | None, "file of what time rounds take clients; needs `clock` to be `trace`"] = None
+    communication: Annotated[AtLeast0, "seconds that are added to every round"] = 0.0
+
+
+@parameters
+class Penalty:
+    """Of models of clients alone."""
+
+    group: ClassVar[str] = "prior"
+
+    penalty: Annotated[Positive | None, "ridge; chosen by cross-validation within clients by default"] = None
+
+
+@parameters
+class Spread:
+    """Of models that are drawn to a common one."""
+
+    group: ClassVar[str] = "prior"
+
+    spread: Annotated[
+        Literal["intercept", "same", "diagonal", "full"] | None,
+        "what clients' models differ in; chosen by cross-validation within clients by default",
+    ] = None
+
+
+@parameters
+class Rank:
+    """Of models that differ in a few directions."""
+
+    group: ClassVar[str] = "prior"
+
+    rank: Annotated[Count | None, "in how many; chosen by cross-validation within clients by default"] = None
+
+
+# All fields of a group, in the order in which they are told.
+class ModelFields(Networks):
+    """What is trained. A torch module is given in Python only."""
+
+
+class TrainingFields(Steps, Rounds):
+    """Rounds and local work."""
+
+
+class ClusterFields(Starts, Groups):
+    """What methods with clusters need."""
+
+
+class MomentFields(DescentSteps, Descents):
+    """What phase 1 of moment descent needs."""
+
+
+class MixtureFields(Components):
+    """What FedGrEM needs."""
+
+
+class PersonalFields(Stages, Pull, Meta, Heads, Layers):
+    """What personal models need, and what time it takes their clients."""
+
+
+class PriorFields(Rank, Spread, Penalty):
+    """What linear models of clients' own need."""
+
+
+# -- options, by method -----------------------------------------------------------------------------------------------
+@parameters
+class FedAvgOptions(Steps, Rounds, Networks):
+    """Of FedAvg and FedProx."""
+
+
+@parameters
+class IFCAOptions(Starts, Groups, Steps, Rounds, Networks):
+    """Of IFCA."""
+
+
+@parameters
+class MomentDescentOptions(RenamedSteps, Descents, Groups, Steps, Rounds, Ridge):
+    """Of moment descent."""
+
+
+@parameters
+class MixtureOptions(Components, Sampling, Intercept):
+    """Of FedGrEM."""
+
+
+@parameters
+class PassesOptions(Stages, Momentum, Rounds, Networks):
+    """Of personal models that are trained in passes."""
+
+
+@parameters
+class SplitOptions(Layers, PassesOptions):
+    """Of models of which some layers are personal."""
+
+
+@parameters
+class FedRepOptions(Heads, SplitOptions):
+    """Of FedRep."""
+
+
+@parameters
+class MAMLOptions(Meta, Stages, Rounds, Networks):
+    """Of MAML."""
+
+
+@parameters
+class DittoOptions(Pull, PassesOptions):
+    """Of Ditto."""
+
+
+@parameters
+class LocalOptions(Penalty, Products):
+    """Of a linear model for each client alone."""
+
+
+@parameters
+class ShrunkOptions(Spread, Products):
+    """Of linear models that are drawn to a common one."""
+
+
+@parameters
+class RepresentationOptions(Rank, Products):
+    """Of linear models that differ in a few directions."""
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+class Option(NamedTuple):
+    """Where a parameter stands among the options, what it is, and its default."""
+
+    group: str
+    name: str
+    about: str
+    default: Any
+
+
+def options_in(kind: type) -> dict[str, Option]:
+    """All options among the fields of a class, by the names that they have there."""
+    found = {}
+    for each in fields(kind):
+        home = next(base for base in reversed(kind.__mro__) if each.name in get_annotations(base))  # who had it first
+        group = vars(home).get("group")
+        if group is not None:
+            *_, about = get_annotations(home)[each.name].__metadata__
+            found[each.name] = Option(group, each.name.removeprefix(vars(home).get("prefix", "")), about, each.default)
+    return found
+
+
+def abouts(kind: type) -> dict[str, str]:
+    """What every field of a class is, where it is said, by name."""
+    found = {}
+    for each in fields(kind):
+        said = [getattr(get_annotations(base).get(each.name), "__metadata__", ("",)) for base in kind.__mro__]
+        about = next((words[-1] for words in said if isinstance(words[-1], str) and words[-1]), "")
+        if each.init and about:
+            found[each.name] = about
+    return found
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: all that the command line, estimators, `auto`, Flower and the docs know of it.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in the options.
+    title : str
+        What it is called elsewhere.
+    about : str
+        What it is for, in a line.
+    structure : str
+        What it says about clients, in the words of `compare`.
+    family : str
+        How it is trained, checked and stored: see `coterie.methods.families`.
+    options : type
+        Its own options.
+    estimator : str
+        What its estimator is called.
+    paper : str
+        Who has proposed it.
+    program : str
+        Of the family "personal", the algorithm, as "module:function".
+    layers : int
+        Likewise, how many of the last layers are personal when nobody says; below 0, all but so many; 0 where all of the
+        model is.
+    staged : str
+        Likewise, what it is called when it is trained in stages.
+    variant : callable, optional
+        What it is called with certain options, given all.
+    instead : mapping
+        Hints for options that are not its own: what to give in their place.
+    refusal : str
+        Why options that are not its own are refused.
+    """
+
+    name: str
+    title: str
+    about: str
+    structure: str
+    family: str
+    options: type
+    estimator: str = ""
+    paper: str = ""
+    program: str = ""
+    layers: int = 0
+    staged: str = ""
+    variant: Callable[[Any], str] | None = None
+    instead: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
+
+    @property
+    def takes(self) -> dict[str, list[Option]]:
+        """Its own options, by group."""
+        found: dict[str, list[Option]] = {}
+        for option in options_in(self.options).values():
+            found.setdefault(option.group, []).append(option)
+        return found
+
+    @property
+    def rounds(self) -> str | None:
+        """The group that counts its rounds."""
+        return next((option.group for option in options_in(self.options).values() if option.name == "rounds"), None)
+
+
+_IN_PASSES = dict.fromkeys(
+    ("training.local_steps", "training.epochs", "training.exact"),
+    "give personal.body_epochs; training.batch_size says how many rows a step has",
+)
+_PLAIN_STEPS = dict.fromkeys(
+    ("training.momentum", "training.proximal"), "maml takes plain gradient steps: leave it out"
+)
+_OF_MIXTURES = {
+    "clusters.n_clusters": "did you mean mixture.n_components?",
+    "clusters.n_init": "did you mean mixture.restarts?",
+}
+_OF_CLUSTERS = {"mixture.n_components": "use --method mixture; groups of clients are counted by --clusters"}
+_OWN_START = dict.fromkeys(
+    ("clusters.init", "clusters.n_init", "clusters.candidates"),
+    "moment-descent makes its own start; leave it out, or use --method ifca",
+) | {"model.hidden": "moment-descent needs a linear model; leave it out, or use --method ifca"}
+_LINEAR = dict.fromkeys(
+    ("model.hidden", "model.intercept", "model.l2"), "it is for linear models with an intercept: leave it out"
+)
+
+METHODS: dict[str, Method] = {}
+
+
+def register(method: Method) -> None:
+    """Let a method be fitted by its name; for those of one's own, once."""
+    if METHODS.setdefault(method.name, method) is not method:
+        raise ConfigError(f"there is another method '{method.name}'", "give each a name of its own")
+
+
+for _method in (
+    Method(
+        "ifca", "IFCA", "groups of clients, each with a model", "clusters", "clusters", IFCAOptions, "IFCA",
+        "Ghosh et al., 2020", instead=_OF_CLUSTERS,
+    ),
+    Method(
+        "moment-descent", "Moment descent", "groups of clients that follow linear regressions, from any start",
+        "clusters", "clusters", MomentDescentOptions, "MixedRegression", "Su et al., 2022",
+        instead=_OF_CLUSTERS | _OWN_START,
+    ),
+    Method(
+        "mixture", "Mixture (FedGrEM)", "rows of every client are a mixture, and some clients are bad", "mixture",
+        "mixture", MixtureOptions, "FederatedMixture", "Tian et al., 2024", instead=_OF_MIXTURES,
+    ),
+    Method(
+        "fedrep", "FedRep", "a common representation, and a head for each client", "representation", "personal",
+        FedRepOptions, "FedRep", "Collins et al., 2021", "coterie.algorithms.fedrep:fedrep", 1, "SRPFL",
+        instead=_IN_PASSES,
+    ),
+    Method(
+        "lg-fedavg", "LG-FedAvg", "a representation for each client, and a common head", "representation", "personal",
+        SplitOptions, "LGFedAvg", "Liang et al., 2020", "coterie.algorithms.lg_fedavg:lg_fedavg", -2, "LG-SRPFL",
+        instead=_IN_PASSES,
+    ),
+    Method(
+        "fedper", "FedPer", "a common body, and a head for each client, trained together", "representation", "personal",
+        SplitOptions, "FedPer", "Arivazhagan et al., 2019", "coterie.algorithms.fedper:fedper", 1, instead=_IN_PASSES,
+    ),
+    Method(
+        "maml", "MAML (Per-FedAvg)", "a model that clients adapt by a few steps", "representation", "personal",
+        MAMLOptions, "MAML", "Fallah et al., 2020", "coterie.algorithms.maml:maml",
+        variant=lambda options: "HF-MAML" if options.personal.hessian == "free" else "FO-MAML",
+        instead=_IN_PASSES | _PLAIN_STEPS,
+    ),
+    Method(
+        "ditto", "Ditto", "a model for each client, pulled to a common one", "shrunk", "personal", DittoOptions, "Ditto",
+        "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES,
+    ),
+    Method(
+        "local", "One model per client", "a linear model for each client alone", "local", "effects", LocalOptions,
+        "Local", instead=_LINEAR,
+    ),
+    Method(
+        "shrunk", "Shrunk models", "a linear model for each client, drawn to a common one", "shrunk", "effects",
+        ShrunkOptions, "Shrunk", instead=_LINEAR,
+    ),
+    Method(
+        "representation", "Linear representation", "linear models that differ in a few directions", "representation",
+        "effects", RepresentationOptions, "Representation", instead=_LINEAR,
+    ),
+    Method(
+        "fedavg", "FedAvg", "one model for all (with training.proximal: FedProx)", "global", "clusters", FedAvgOptions,
+        "FedAvg", "McMahan et al., 2017; Li et al., 2020", instead=_OF_CLUSTERS,
+    ),
+):  # fmt: skip
+    register(_method)
+
+AUTO = Method(
+    "auto", "auto", "compare structures, then fit the one that was chosen", "", "", Hidden,
+    refusal="with --method auto the comparison decides",
+)  # fmt: skip
+
+
+def method_of(name: str) -> Method:
+    """The method of a name, which may be `auto`."""
+    return AUTO if name == AUTO.name else METHODS[name]
+
+
+def takers(group: str, name: str) -> list[str]:
+    """The methods that an option belongs to."""
+    return [
+        method.name for method in METHODS.values() if name in [option.name for option in method.takes.get(group, ())]
+    ]
