@@ -83,7 +83,10 @@ def fitted() -> Fitted:
 def test_groups_and_their_number_are_found_without_being_told(fitted: Fitted) -> None:
     assert len(fitted.models.theta) == 3
     assert adjusted_rand(fitted.models.placed.label, SITES.truth) == 1
-    assert fitted.extra["counted"] == "3 clusters: this many groups stand out among the anchors, and other numbers fit no better"
+    assert (
+        fitted.extra["counted"]
+        == "3 clusters: this many groups stand out among the anchors, and other numbers fit no better"
+    )
     assert fitted.warnings == []
     assert [s.label for s in fitted.scores] == [
         "moment descent, 3 clusters", "one model for all (ridge)", "one model each",

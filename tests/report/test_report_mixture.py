@@ -193,7 +193,7 @@ def test_headline_without_baselines_names_the_score_alone(folder: Path) -> None:
     ("value", "fact", "said"),
     [
         (0, "each client fitted alone", "c_lambda is 0, chosen on held-out rows: every client is fitted alone."),
-        ("common", "all clients have the same components", "c_lambda is infinite, chosen on held-out rows: all clients have the same"),
+        ("common", "all clients have the same components", "c_lambda is infinite, chosen on held-out rows: all"),
         (0.25, "components are shrunk to a centre", "towards a common centre. On average a client keeps 12 % of its"),
     ],
 )

@@ -54,7 +54,10 @@ def test_test_rows_that_do_not_show_it_are_told() -> None:
 
 def test_better_scores_that_were_not_taken_are_told() -> None:
     evidence = " ".join(answer(comparison()).evidence)
-    assert "Shrunk towards the global model scores best, but by so little that the simpler structure was chosen" in evidence
+    assert (
+        "Shrunk towards the global model scores best, but by so little that the simpler structure was chosen"
+        in evidence
+    )
     assert "rank 2 (\u22120.140 to \u22120.060)" in evidence.partition("Clearly worse than 3 clusters: ")[2]
     best = " ".join(answer(comparison("shrunk")).evidence)
     assert "scores best" not in best
@@ -97,9 +100,7 @@ def test_nobody_is_worse_off_with_what_everybody_has() -> None:
     assert not any("worse off" in text for text in answer(comparison("global")).doubts)
 
 
-@pytest.mark.parametrize(
-    ("stability", "words"), [(0.9, "are stable"), (0.6, "fairly stable"), (0.2, "unstable")]
-)
+@pytest.mark.parametrize(("stability", "words"), [(0.9, "are stable"), (0.6, "fairly stable"), (0.2, "unstable")])
 def test_unstable_groups_are_called_so(stability: float, words: str) -> None:
     assert words in answer(comparison(stability=stability)).evidence[-1]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Federated learning for clients that differ: find their structure without moving the data, and train models to match.",
+    help="Federated learning for clients that differ: find how, without moving data, and train models to match.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -59,7 +59,7 @@ def compare_command(
     new_clients: NewClients = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the structure of the clients: one model for all, groups, random effects, low rank, mixtures, or one model each."""
+    """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
     from coterie.config import options
     from coterie.runs.comparison import about, check_free, write_comparison
     from coterie.runs.show import show_comparison

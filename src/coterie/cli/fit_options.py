@@ -86,9 +86,7 @@ def fit_options(
     clock: Annotated[
         str | None, typer.Option(help="Simulated times of clients per round: exponential, dynamic or lognormal.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="File of clients' times per round, instead of --clock.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="File of clients' times per round, instead of --clock.")] = None,
     communication: Annotated[float | None, typer.Option(help="Simulated seconds added to every round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Seed = None,

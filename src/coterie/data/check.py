@@ -303,7 +303,9 @@ def _missing_problems(features: Sequence[FoundFeature], missing: Missing) -> Ite
         f"{feature.name} ({feature.missing})" for feature in features if feature.missing and feature.kind in _USABLE
     ]
     if gaps and missing != "error":
-        done = "rows with missing values are left out" if missing == "drop" else "they are filled with the federated mean"
+        done = (
+            "rows with missing values are left out" if missing == "drop" else "they are filled with the federated mean"
+        )
         columns = counted(len(gaps), "column")
         yield Problem(severity="note", sentence=f"{columns} with missing values: {listed(gaps)}", hint=done)
 

@@ -101,7 +101,7 @@ class IFCA(Federated, IFCAOptions):
     labels_ : ndarray
         [M] cluster of each client, in the order of `client_names_`.
     margins_, certain_ : ndarray
-        [M] loss margin to the runner-up, and whether it is beyond noise.
+        [M] loss margin to the second-best model, and whether it is more than two standard errors.
     theta_ : Tensor
         [K, P] the models.
     history_ : list of Round
@@ -109,7 +109,7 @@ class IFCA(Federated, IFCAOptions):
     scores_ : dict
         How the method and its baselines do.
     classes_ : ndarray
-        What predictions of a class are made of: the values of `y`, or the names in a file.
+        The classes: values of `y`, or names in a file.
     """
 
     method = "ifca"

@@ -28,7 +28,7 @@ class FederatedMixture(Estimator, MixtureOptions):
     Attributes
     ----------
     client_names_ : ndarray
-        [M] in the order of all that follows.
+        [M] in the order of the following attributes.
     weights_ : ndarray
         [M, R] proportions of every client's components.
     means_, centre_ : ndarray
@@ -42,7 +42,7 @@ class FederatedMixture(Estimator, MixtureOptions):
     n_components_, c_lambda_ : int, float
         As given or chosen.
     choice_, components_choice_ : Choice or None
-        Candidates for the two, and what held-out rows said of each; None for what was given.
+        Candidates for the two, and their scores on held-out rows; None if the value was given.
     scores_ : dict
         Mean log-likelihoods by method: "mixture", and with baselines "global" and "local".
     history_ : list of Round

@@ -189,9 +189,7 @@ def _check_moments(clients: Clients, options: FitOptions, model: Model, start: T
             f"{m.anchors} anchors are too few for {c.n_clusters} clusters", "raise moments.anchors, or leave it out"
         )
     if start is not None and start.shape != (model.n_parameters,):
-        raise ConfigError(
-            f"start has shape {tuple(start.shape)}", f"give one vector of {model.n_parameters} numbers"
-        )
+        raise ConfigError(f"start has shape {tuple(start.shape)}", f"give one vector of {model.n_parameters} numbers")
     if int(clients.train.counts.max()) < 2:
         raise DataError("no client has two training rows, and anchors need two", "use --method ifca, or more rows")
 

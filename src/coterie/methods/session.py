@@ -156,9 +156,7 @@ def model_for(clients: Clients, options: FitOptions, module: nn.Module | Model |
     """Make the model that the options describe, or take the one that is given."""
     o, regression = options.model, clients.schema.task == "regression"
     if module is not None and o.degree > 1:
-        raise ConfigError(
-            f"model.degree is {o.degree}, and your own model is given", "multiply features in your model"
-        )
+        raise ConfigError(f"model.degree is {o.degree}, and your own model is given", "multiply features in your model")
     if isinstance(module, Dense | Network):
         return module
     if isinstance(module, nn.Module):

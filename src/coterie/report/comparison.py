@@ -64,7 +64,9 @@ def _read(folder: Path, name: str | None) -> Run:
     except (OSError, ValueError):
         raise RunError(f"'{path}' cannot be read", "compare again with another --out") from None
     if not isinstance(said, dict) or not {"chosen", "rows", "answer"} <= said.keys():
-        raise RunError(f"'{path}' is not the document of a comparison", "give the folder that `coterie compare --out` wrote")
+        raise RunError(
+            f"'{path}' is not the document of a comparison", "give the folder that `coterie compare --out` wrote"
+        )
     groups, metric = said.get("grouping") or {}, str(said.get("metric"))
     data = {**said.get("data", {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
     results = {"n_clusters": len(groups.get("sizes") or []), "profiles": _profiles(groups)}

@@ -136,7 +136,9 @@ def cluster_sizes(run: Run) -> Figure | None:
     rounds = [float(run.rounds["round"][i]) for i in rows]
     svg = stacked_area(rounds, layers, x_label="round", y_label="clients", title="Clients per cluster", integer_x=True)
     names = [f"{j} ({count(layers[j][-1])})" for j in range(k)]
-    return figure("Clients per cluster by round", svg, cluster_keys(k, names=names), "In parentheses: clients in the last round.")
+    return figure(
+        "Clients per cluster by round", svg, cluster_keys(k, names=names), "In parentheses: clients in the last round."
+    )
 
 
 def client_map(run: Run) -> Figure | None:

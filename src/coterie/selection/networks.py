@@ -80,7 +80,9 @@ class Networks:
         if int(self.task.train.counts.max()) > _ROWS:
             said.append(f"Networks were trained on at most {_ROWS:,} rows of a client.")
         if chosen == "shrunk":
-            said.append("The next command uses MAML, which trains for fine-tuning: no method fine-tunes FedAvg's model.")
+            said.append(
+                "The next command uses MAML, which trains for fine-tuning: no method fine-tunes FedAvg's model."
+            )
         return tuple(said)
 
     def fitted(self, wanted: Sequence[str], told: Told) -> tuple[dict[str, Found], dict[str, Sequence[Served]]]:

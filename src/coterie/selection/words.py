@@ -49,7 +49,7 @@ def _headline(found: Comparison, chosen: Structure) -> str:
         "local": f"Local {model}s are enough: clients gain nothing by learning from each other.",
         "shrunk": f"Every client needs its own {model}, shrunk towards a common one.",
         "representation": _in_common(chosen),
-        "clusters": f"Clients fall into {_number(chosen.setting.get('n_clusters'), 'group')}, with one model for each group.",
+        "clusters": f"Clients fall into {_number(chosen.setting.get('n_clusters'), 'group')}, with one model per group.",
         "mixture": (
             f"Each client's rows mix {_number(chosen.setting.get('n_components'), 'component')}, in its own proportions."
         ),

@@ -46,7 +46,9 @@ def assignments(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
     )
     said = left_out(clients)
     if unsure := int((~found.certain).sum()):
-        said.append(f"{unsure} of {table.num_rows} clients have an uncertain cluster: margin within two standard errors")
+        said.append(
+            f"{unsure} of {table.num_rows} clients have an uncertain cluster: margin within two standard errors"
+        )
     return table, said
 
 

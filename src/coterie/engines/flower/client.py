@@ -117,7 +117,10 @@ def _introduce(asked: Hello, holding: NodeData) -> Introduction:
 
 def _counts_of(names: np.ndarray, counts: Tensor, known: np.ndarray, part: str) -> Tensor:
     if not np.array_equal(names, known):
-        raise RunError(f"the {part} rows and the training rows belong to different clients", "hold rows out on the server: --test-size")
+        raise RunError(
+            f"the {part} rows and the training rows belong to different clients",
+            "hold rows out on the server: --test-size",
+        )
     return counts
 
 
@@ -153,7 +156,9 @@ def _answer(asked: Question, holding: NodeData) -> Answers:
     private, lost = files.load(asked.state)
     worker = _worker(asked, holding)
     if len(asked.ids) and int(asked.ids.max()) >= worker.rows.n_clients:
-        raise RunError("the server asks for a client that is not on this node", "start a new run: the node's clients have changed")
+        raise RunError(
+            "the server asks for a client that is not on this node", "start a new run: the node's clients have changed"
+        )
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
     answers = worker.answer(asked.asks, asked.ids)
     changed = not same(private, worker.private)
