@@ -17,7 +17,7 @@ from flwr.simulation import run_simulation
 
 import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.engines.checkpoint import save_tensors
-from coterie.engines.chosen import engine_on
+from coterie.engines.chosen import engine_for
 from coterie.engines.flower.connect import connect
 from helpers import state_tensors
 
@@ -50,7 +50,7 @@ def main(nodes: int, folder: Path, cases: list[str]) -> None:
         clients = connect(grid, run="agree", nodes=nodes, test_size=0.0, timeout=300.0, wait=300.0, poll=0.02)
         for case in cases:
             rows = clients.train.to(torch.float32) if case.endswith("float32") else clients.train
-            done = engine_on(rows, store=case, **ENGINES.get(case, {})).run([PROGRAMS[case]])
+            done = engine_for(rows, store=case, **ENGINES.get(case, {})).run([PROGRAMS[case]])
             save_tensors(folder / f"{case}.safetensors", state_tensors(done.states[0]), {})
 
     run_simulation(server, app_of(nodes, folder), nodes, backend_config={"client_resources": {"num_cpus": 1}})

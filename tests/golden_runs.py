@@ -28,6 +28,7 @@ from torch import nn
 
 import coterie as package
 from command import Said, coterie
+from coterie.config import options
 
 GOLDEN = Path(__file__).parent / "golden"
 HERE = "@here@"  # stands for the folder in which commands are called, in what is kept
@@ -395,7 +396,8 @@ def differences(kept: Any, now: Any, tolerance: float, field: str = "") -> Itera
     """
     tolerance = SHOWN if field == "report" else tolerance
     if isinstance(kept, dict) and isinstance(now, dict):
-        for key in [*kept, *(key for key in now if key not in kept)]:
+        later = (key for key in now if key not in kept and not _is_later_option(f"{field}.{key}", now[key]))
+        for key in [*kept, *later]:
             near = max(tolerance, LOOSE.get(key, 0.0))
             found = differences(kept.get(key, ABSENT), now.get(key, ABSENT), near, f"{field}.{key}".lstrip("."))
             if key in SIGNS and key in now:
@@ -407,6 +409,15 @@ def differences(kept: Any, now: Any, tolerance: float, field: str = "") -> Itera
             yield from differences(a, b, tolerance, f"{field}[{i}]")
     elif not _alike(kept, now, tolerance):
         yield Difference(field, kept, now)
+
+
+def _is_later_option(field: str, value: Any) -> bool:
+    """Whether this is an option of a later version, as it is if nobody says anything."""
+    place = field.partition("run.json.config.")[2].split(".")
+    found: Any = options().model_dump(mode="json") if place != [""] else {}
+    for name in place:
+        found = found.get(name, ABSENT) if isinstance(found, dict) else ABSENT
+    return bool(found == value)
 
 
 def _alike(kept: Any, now: Any, tolerance: float) -> bool:

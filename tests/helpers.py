@@ -19,10 +19,16 @@ from coterie.algorithms import fedgrem as grem
 from coterie.algorithms import fedrep as rep
 from coterie.algorithms import ifca as clustered
 from coterie.algorithms import lg_fedavg as lg
+from coterie.algorithms import linear_by_fold as linear_folds
 from coterie.algorithms import linear_representation as linear
 from coterie.algorithms import maml as meta
 from coterie.algorithms import moment_descent as moments
+from coterie.algorithms import newton_fedprox as prox
+from coterie.algorithms import newton_ifca as newton
+from coterie.algorithms import noise_model as noises
 from coterie.algorithms import one_shot as once
+from coterie.algorithms import random_effects as effects
+from coterie.algorithms import row_mixture as rows_of
 from coterie.algorithms import srpfl as stages
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.fine_tuning import fine_tuning
@@ -63,28 +69,32 @@ class Federation:
     xs: list[Tensor]
     ys: list[Tensor]
     names: list[str]
+    folds: int = 0  # that rows are dealt to
 
     @property
     def rows(self) -> Ragged:
         by_name = np.argsort(np.array(self.names))
-        return ragged([self.xs[i] for i in by_name], [self.ys[i] for i in by_name], [self.names[i] for i in by_name])
+        rows = ragged([self.xs[i] for i in by_name], [self.ys[i] for i in by_name], [self.names[i] for i in by_name])
+        return rows.with_folds(self.folds, seed=0) if self.folds else rows
 
     def plus(self, name: str, x: Tensor, y: Tensor) -> "Federation":
-        return Federation([*self.xs, x], [*self.ys, y], [*self.names, name])
+        return Federation([*self.xs, x], [*self.ys, y], [*self.names, name], self.folds)
 
     def renamed(self, names: Sequence[str]) -> "Federation":
-        return Federation(self.xs, self.ys, list(names))
+        return Federation(self.xs, self.ys, list(names), self.folds)
 
     def changed(self, client: int, x: Tensor, y: Tensor) -> "Federation":
         xs, ys = list(self.xs), list(self.ys)
         xs[client], ys[client] = x, y
-        return Federation(xs, ys, self.names)
+        return Federation(xs, ys, self.names, self.folds)
 
 
 TRUTHS = torch.tensor([[1.0, -2.0, 0.5], [-1.5, 1.0, 2.0]], dtype=torch.float64)
 
 
-def federation(counts: Sequence[int] = COUNTS, *, classes: int = 0, noise: float = 0.1, seed: int = 0) -> Federation:
+def federation(
+    counts: Sequence[int] = COUNTS, *, classes: int = 0, folds: int = 0, noise: float = 0.1, seed: int = 0
+) -> Federation:
     """Two planted linear models, clients alternating; with `classes` the targets are class numbers."""
     draw = torch.Generator().manual_seed(seed)
     xs, ys = [], []
@@ -93,7 +103,7 @@ def federation(counts: Sequence[int] = COUNTS, *, classes: int = 0, noise: float
         y = x @ TRUTHS[i % 2] + 0.3 + noise * torch.randn(n, generator=draw, dtype=torch.float64)
         xs.append(x)
         ys.append((y.abs() * 2).long() % classes if classes else y)
-    return Federation(xs, ys, [f"site-{i:03d}" for i in range(len(counts))])
+    return Federation(xs, ys, [f"site-{i:03d}" for i in range(len(counts))], folds)
 
 
 def one_block(rows: Ragged, ids: Sequence[int] | None = None) -> Block:
@@ -238,6 +248,8 @@ class Case:
         Of its state.
     classes : int
         Classes of the target, 0 for a real-valued one.
+    folds : int
+        Folds that rows are dealt to, 0 for none.
     minibatch : bool
         Whether clients draw rows, so that the seed and the clients' names matter beyond the start.
     lots : bool
@@ -264,6 +276,7 @@ class Case:
     program: Callable[[int], Program]
     state_type: type
     classes: int = 0
+    folds: int = 0
     minibatch: bool = False
     lots: bool = False
     weight: str = "clients"
@@ -408,6 +421,38 @@ def fedgmm_case(name: str, family: Family) -> Case:
     return Case(name, program, plain_em.State, lots=True, weight="own")
 
 
+FOLDS = 2
+
+
+def folded_case(
+    name: str, run: Callable[..., Algorithm], state: type, *, classes: int = 0, start: Any = None, **options: Any
+) -> Case:
+    """Linear models in two fits at once: without the first fold, and on all rows."""
+    about = {key: options.pop(key) for key in ("draws_clients", "model") if key in options}
+    problem = linear_folds.Problem(3, classes, FOLDS, (0, FOLDS))
+    seeded = options.pop("seeded", False)
+    options |= {} if start is None else {"start": start(problem)}
+
+    def program(seed: int) -> Program:
+        drawn = {"seed": seed} if seeded else {}
+        return lambda state: run(state, problem=problem, **options, **drawn)
+
+    return Case(name, program, state, classes=classes, folds=FOLDS, weight="own", **about)
+
+
+def prior_of_two(problem: linear_folds.Problem) -> effects.Prior:
+    root = 0.3 * torch.eye(4, dtype=torch.float64).expand(2, 2, 4, 4)
+    return effects.Prior(torch.zeros(2, 2, 4).double(), root, torch.ones(2, 2, dtype=torch.float64))
+
+
+def two_models(problem: linear_folds.Problem) -> newton.Clusters:
+    none = newton.nobody_yet(problem, 1)
+    return replace(none, theta=torch.randn(2, 1, 2, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+
+
+KINDS: dict[str, Any] = {"kinds": ("diagonal", "full"), "rounds": 4, "tag": "x", "model": "root"}
+FLAT: dict[str, Any] = {"base": torch.zeros(2, 4).double(), "spread": torch.ones(2).double(), "n_components": 2}
+
 FAR = Start("warm", theta=torch.cat([warm(LINE).theta, torch.full((1, 4), 1e3, dtype=torch.float64)]))  # type: ignore[list-item]
 STEPS = Training(steps=3)
 EXACT = Training(exact=True, proximal=0.5)
@@ -517,6 +562,45 @@ CASES: list[Case] = [
     linear_case("linear-representation"),
     linear_case("linear-representation-by-rows", start="random", weighting="rows", weight="rows"),
     linear_case("linear-representation-minibatch", batch_size=3, minibatch=True),
+    folded_case("random-effects", effects.random_effects, effects.State, start=prior_of_two, **KINDS),
+    folded_case(
+        "random-effects-classes", effects.random_effects, effects.State, classes=2, start=prior_of_two, **KINDS
+    ),
+    folded_case(
+        "newton-ifca", newton.newton_ifca, newton.State, start=two_models, n_clusters=2, penalties=(0.01,), rounds=5
+    ),
+    folded_case(
+        "newton-ifca-growing",
+        newton.newton_ifca,
+        newton.State,
+        start=lambda p: newton.nobody_yet(p, 1),
+        n_clusters=2,
+        penalties=(0.01,),
+        rounds=5,
+        starts=2,
+        seeded=True,
+        draws_clients=True,
+    ),
+    folded_case(
+        "newton-ifca-classes",
+        newton.newton_ifca,
+        newton.State,
+        classes=2,
+        start=two_models,
+        n_clusters=2,
+        penalties=(0.01,),
+        rounds=5,
+    ),
+    folded_case(
+        "newton-fedprox",
+        prox.newton_fedprox,
+        prox.State,
+        classes=2,
+        start=lambda p: newton.nobody_yet(p, 1).theta,
+        strengths=(1.0, 0.1),
+    ),
+    folded_case("row-mixture", rows_of.row_mixture, rows_of.State, rounds=6, starts=2, seeded=True, **FLAT),
+    folded_case("noise-model", noises.noise_model, noises.State, rounds=3, model="width", **FLAT),
 ]
 
 

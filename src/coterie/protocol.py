@@ -67,6 +67,8 @@ class Block:
         [C] real rows of each client.
     mask : Tensor or None
         [C, N] true where a row is real; None when every row is.
+    fold : Tensor or None
+        [C, N] number of each row's fold, where rows are dealt to folds.
     kept : dict
         What `once` has made.
     """
@@ -77,6 +79,7 @@ class Block:
     y: Tensor | None
     n: Tensor
     mask: Tensor | None
+    fold: Tensor | None = None
     kept: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
@@ -97,6 +100,11 @@ class Block:
         return torch.ones(self.x.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
 
     @cached_property
+    def folds(self) -> Tensor:
+        """[C, N] the number of each row's fold: 0 where rows are not dealt to folds."""
+        return torch.zeros(self.x.shape[:2], dtype=torch.int64) if self.fold is None else self.fold
+
+    @cached_property
     def weights(self) -> Tensor:
         """[C, N] 1/n on real rows and 0 on padding, so that a weighted sum over rows is a client's mean."""
         each = 1.0 / self.n.clamp(min=1).to(self.x.dtype)[:, None]
@@ -105,8 +113,8 @@ class Block:
     def clients(self, part: slice) -> "Block":
         """View some of the clients."""
         mask = None if self.mask is None else self.mask[part]
-        y = None if self.y is None else self.y[part]
-        return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask)
+        y, fold = (None if value is None else value[part] for value in (self.y, self.fold))
+        return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold)
 
 
 @dataclass(frozen=True)
@@ -410,9 +418,14 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
         for s in range(runs):
             own = {name: v[s] if isinstance(v, Tensor) else v for name, v in shared.items()}
             answers.append(step(own, {k: v[s] for k, v in each.items()}, {k: v[s] for k, v in private.items()}, data))
-        reply, kept = ({name: torch.stack([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))
+        reply, kept = ({name: _stacked([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))
         return reply, kept
 
     looped.__name__, looped.__module__, looped.__doc__ = step.__name__, step.__module__, step.__doc__
     looped.__qualname__ = step.__qualname__
     return looped
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    """Stack runs; one alone is not copied."""
+    return values[0][None] if len(values) == 1 else torch.stack(values)

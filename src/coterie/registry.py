@@ -285,9 +285,7 @@ class Layers:
 
     group: ClassVar[str] = "personal"
 
-    layers: Annotated[
-        tuple[str, ...], "personal layers, by the prefixes of their names; by default those of the method"
-    ] = ()
+    layers: Annotated[tuple[str, ...], "personal layers, by the prefixes of their names; the method has a default"] = ()
 
 
 @parameters
@@ -317,7 +315,7 @@ class Pull:
 
     group: ClassVar[str] = "personal"
 
-    lam: Annotated[AtLeast0, "strength of the penalty that pulls personal models to the common one; 0: none"] = 1.0
+    lam: Annotated[AtLeast0, "how strongly own models are pulled towards the common one; 0: not at all"] = 1.0
 
 
 @parameters
@@ -335,10 +333,11 @@ class Stages:
     stage_rounds: Annotated[Count, "rounds of a fixed stage"] = 10
     contraction: Annotated[float, Gt(0), Lt(1), "contraction assumed by `theory` stages"] = 0.25
     clock: Annotated[
-        Literal["exponential", "dynamic", "lognormal", "trace"] | None, "simulated times of clients per round"
+        Literal["exponential", "dynamic", "lognormal", "trace"] | None,
+        "simulated times of clients per round",
     ] = None
     sigma: Annotated[AtLeast0, "sigma of the lognormal clock"] = 1.0
-    trace: Annotated[str | None, "file of clients' times per round; needs `clock` to be `trace`"] = None
+    trace: Annotated[str | None, "file of clients' times per round, for `clock` = `trace`"] = None
     communication: Annotated[AtLeast0, "simulated seconds added to every round"] = 0.0
 
 
@@ -603,7 +602,7 @@ for _method in (
         instead=_OF_CLUSTERS | _OWN_START,
     ),
     Method(
-        "mixture", "Mixture (FedGrEM)", "each client's rows are a mixture; some clients may be outliers", "mixture",
+        "mixture", "Mixture (FedGrEM)", "each client's rows are a mixture, and some clients may be outliers", "mixture",
         "mixture", MixtureOptions, "FederatedMixture", "Tian et al., 2024", instead=_OF_MIXTURES,
     ),
     Method(
@@ -612,13 +611,14 @@ for _method in (
         instead=_IN_PASSES,
     ),
     Method(
-        "lg-fedavg", "LG-FedAvg", "a personal representation for each client, a shared head", "representation", "personal",
-        SplitOptions, "LGFedAvg", "Liang et al., 2020", "coterie.algorithms.lg_fedavg:lg_fedavg", -2, "LG-SRPFL",
+        "lg-fedavg", "LG-FedAvg", "a personal representation for each client, and a shared head", "representation",
+        "personal", SplitOptions, "LGFedAvg", "Liang et al., 2020", "coterie.algorithms.lg_fedavg:lg_fedavg", -2, "LG-SRPFL",
         instead=_IN_PASSES,
     ),
     Method(
-        "fedper", "FedPer", "a shared body and personal heads, trained together", "representation", "personal",
-        SplitOptions, "FedPer", "Arivazhagan et al., 2019", "coterie.algorithms.fedper:fedper", 1, instead=_IN_PASSES,
+        "fedper", "FedPer", "a shared body and a personal head for each client, trained together", "representation",
+        "personal", SplitOptions, "FedPer", "Arivazhagan et al., 2019", "coterie.algorithms.fedper:fedper", 1,
+        instead=_IN_PASSES,
     ),
     Method(
         "maml", "MAML (Per-FedAvg)", "a model that each client fine-tunes in a few steps", "representation", "personal",
@@ -627,20 +627,20 @@ for _method in (
         instead=_IN_PASSES | _PLAIN_STEPS,
     ),
     Method(
-        "ditto", "Ditto", "a model for each client, pulled to a common one", "shrunk", "personal", DittoOptions, "Ditto",
-        "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES,
+        "ditto", "Ditto", "a model for each client, pulled towards a common one", "shrunk", "personal", DittoOptions,
+        "Ditto", "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES,
     ),
     Method(
         "local", "One model per client", "a linear model for each client alone", "local", "effects", LocalOptions,
         "Local", instead=_LINEAR,
     ),
     Method(
-        "shrunk", "Random effects", "a linear model for each client, shrunk to a common one", "shrunk", "effects",
-        ShrunkOptions, "Shrunk", instead=_LINEAR,
+        "shrunk", "Random effects", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
+        "effects", ShrunkOptions, "Shrunk", instead=_LINEAR,
     ),
     Method(
-        "representation", "Low-rank models", "linear models that differ in a few common directions", "representation",
-        "effects", RepresentationOptions, "Representation", instead=_LINEAR,
+        "representation", "Low-rank models", "linear models that differ in a few common directions (low rank)",
+        "representation", "effects", RepresentationOptions, "Representation", instead=_LINEAR,
     ),
     Method(
         "fedavg", "FedAvg", "one model for all (with training.proximal: FedProx)", "global", "clusters", FedAvgOptions,

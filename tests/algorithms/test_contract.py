@@ -43,7 +43,7 @@ def some(wanted: Callable[[Case], bool]) -> Any:
 
 
 def data_of(case: Case) -> Federation:
-    return federation(classes=case.classes)
+    return federation(classes=case.classes, folds=case.folds)
 
 
 def finished(case: Case, rows: Ragged, *, start: int = 0, **engine: Any) -> tuple[Any, dict[str, Tensor], Finished]:
@@ -106,7 +106,8 @@ def test_the_order_in_which_clients_arrive_is_irrelevant(case: Case) -> None:
     for order in (there, there[::-1], np.random.default_rng(0).permutation(there).tolist()):
         x, y = torch.cat([data.xs[i] for i in order]), torch.cat([data.ys[i] for i in order])
         groups = np.repeat([data.names[i] for i in order], [len(data.xs[i]) for i in order])
-        outcomes.append(finished(case, Ragged.from_groups(x, y, groups)))
+        rows = Ragged.from_groups(x, y, groups)
+        outcomes.append(finished(case, rows.with_folds(case.folds, seed=0) if case.folds else rows))
     for other in outcomes[1:]:
         assert_same_outcome(outcomes[0], other)  # not even a sum changes its order
 
@@ -114,7 +115,9 @@ def test_the_order_in_which_clients_arrive_is_irrelevant(case: Case) -> None:
 @some(lambda case: not case.draws_clients)
 def test_the_numbers_of_clients_are_irrelevant(case: Case) -> None:
     data = data_of(case)
-    if case.minibatch or case.lots:  # names decide what is drawn: keep them, and shift the numbers by one without rows
+    if (
+        case.minibatch or case.lots or case.folds
+    ):  # names decide what is drawn: keep them, and shift the numbers by one without rows
         other, numbers = data.plus("a newcomer", data.xs[0][:0], data.ys[0][:0]), torch.arange(1, 11)
     else:
         other, numbers = data.renamed([f"{9 - i}" for i in range(10)]), torch.arange(9, -1, -1)
@@ -261,6 +264,8 @@ INDIVIDUAL = {
     "fit_once": {"theta", "n"},  # what one-shot clustering gives to k-means
     "fit_locally": {"theta", "n"},  # what clients found alone, for alignment
     "gradient_em": {"estimate", "n", "away"},  # what the central update of FedGrEM draws together
+    "loss_gap": {"gap"},  # who is served badly, where a cluster is to be added
+    "own_model": {"theta"},  # and their models
 }
 
 

@@ -138,13 +138,3 @@ def test_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     boxes = [line for line in shown.splitlines() if line.startswith(("│", "┃"))]
     assert len(boxes) == 2 + 6  # no cell is broken
     assert "there is no `coterie fit` for 3 clusters yet" in shown
-
-
-def test_parts_are_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    with screen.counting() as watch:
-        assert watch is None  # nobody looks
-    monkeypatch.setattr(screen.err, "_force_terminal", True)
-    with screen.counting() as watch:
-        assert watch is not None
-        watch("folds", 1, 5)
-        watch("folds", 5, 5)

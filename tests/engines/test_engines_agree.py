@@ -21,7 +21,7 @@ from coterie.config import options
 from coterie.data.clients import held_out
 from coterie.data.ragged import Ragged
 from coterie.engines.checkpoint import load_tensors
-from coterie.engines.chosen import engine_on
+from coterie.engines.chosen import engine_for
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.registry import register_named
 from coterie.engines.in_process import InProcess
@@ -31,6 +31,7 @@ from coterie.methods.personal.model import Personal
 from coterie.participation import VirtualClock
 from coterie.registry import METHODS
 from coterie.runs.folder import begin_run, finish_run, load_run
+from coterie.selection import compare
 from flower_grid import MemoryGrid, connected, dealt
 from helpers import CASES, LAPLACE, MODULE, Case, assert_same_state, federation, state_tensors
 
@@ -68,7 +69,8 @@ def test_every_algorithm_gives_the_same_and_no_row_leaves_its_node(case: Case, t
     rows = federation(MANY, classes=case.classes).rows
     clients, grid = connected(rows, tmp_path, classes=case.classes)
     how: dict[str, Any] = {"clock": VirtualClock(), "seed": 1} if case.name.startswith("srpfl") else {}
-    far, here = engine_on(clients.train, **how), InProcess(rows, **how)
+    there, near = (r.with_folds(case.folds, seed=0) if case.folds else r for r in (clients.train, rows))
+    far, here = engine_for(there, **how), InProcess(near, **how)
     done, wanted = far.run([case.program(0)]), here.run([case.program(0)])
     assert_same_state(done.states[0], wanted.states[0], atol=case.rounding * DOUBLE)
     assert_no_row_in(grid, rows)
@@ -82,7 +84,7 @@ def test_a_row_in_a_message_would_be_noticed(tmp_path: Path) -> None:
     clients, grid = connected(rows, tmp_path)
     assert isinstance(rows.x, Tensor)
     program = PROGRAMS["ifca"]
-    engine_on(clients.train).run([program])
+    engine_for(clients.train).run([program])
     assert_no_row_in(grid, rows)
     leak = Ragged(rows.layout, rows.x.clone(), rows.y)
     assert isinstance(leak.x, Tensor)
@@ -106,6 +108,8 @@ FITS: dict[str, tuple[dict[str, Any], int]] = {
     "maml": ({"method": "maml", **HIDDEN, **QUICK, "baselines": False}, 0),
     "srpfl": ({"method": "fedrep", **HIDDEN, **QUICK, "baselines": False, "personal": STAGES}, 0),
     "mixture": ({"method": "mixture", "mixture": MIXTURE}, 0),
+    "local": ({"method": "local", "prior": {"penalty": 1.0}, "baselines": False}, 0),
+    "representation-classes": ({"method": "representation", "prior": {"rank": 2}, "baselines": False}, 2),
     "mixture-neighbours": (
         {"method": "mixture", "mixture": {**MIXTURE, "neighbours": 2}, "baselines": False},
         0,
@@ -142,6 +146,34 @@ def test_a_fit_of_clients_elsewhere_gives_what_it_gives_here(name: str, tmp_path
         torch.testing.assert_close(load_run(folder).models.theta, here.models.theta, rtol=DOUBLE, atol=DOUBLE)
     if isinstance(here.models, Personal):
         assert not len(load_run(folder).models.names)  # personal parts have stayed on their nodes
+
+
+@pytest.mark.parametrize(
+    ("classes", "target"),
+    [
+        pytest.param(0, True, id="numbers"),
+        pytest.param(2, True, id="classes", marks=pytest.mark.study),
+        pytest.param(0, False, id="rows", marks=pytest.mark.study),
+    ],
+)
+def test_a_comparison_of_clients_elsewhere_finds_what_it_finds_here(classes: int, target: bool, tmp_path: Path) -> None:
+    rows = federation((20, 24, 30, 18, 26, 22, 20, 35, 28, 24), classes=classes).rows
+    rows = rows if target else replace(rows, y=None)
+    held: dict[str, Any] = {"test_size": 0.2, "new_clients": 0.2, "seed": 1}
+    clients, grid = connected(rows, tmp_path, classes=classes, **held)
+    how: dict[str, Any] = {"quick": True, "seed": 1, "max_clusters": 2, "max_rank": 1, "max_components": 2, "folds": 2}
+    how |= {} if classes or not target else {"structures": ("clusters", "mixture")}
+    far = compare(clients, **how)
+    here = compare(held_out(rows, clients.schema, **held), **how)
+    assert far.chosen == here.chosen
+    for ours, theirs in zip(far.structures, here.structures, strict=True):
+        assert ours.setting == theirs.setting
+        for name in ("client_score", "client_test_metric", "client_new_metric"):
+            wanted = getattr(theirs, name)
+            assert wanted is None or np.allclose(getattr(ours, name), wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert np.array_equal(far.names, here.names)
+    sizes = [a.shape for message in grid.replied for a in message.content["coterie-arrays"].values()]
+    assert all(not shape or shape[0] != rows.layout.n_rows for shape in sizes)
 
 
 def test_a_network_of_ones_own_is_fitted_by_its_name(tmp_path: Path) -> None:

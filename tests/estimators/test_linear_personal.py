@@ -10,9 +10,9 @@ from sklearn.base import clone
 
 import coterie as package
 from command import coterie, refused
+from coterie.algorithms.random_effects import as_dense
 from coterie.data.clients import Clients
 from coterie.data.readers import from_arrays
-from coterie.methods.effects import as_dense
 from coterie.models import Dense
 from planted import planted
 

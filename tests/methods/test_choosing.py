@@ -10,32 +10,6 @@ import torch
 
 import coterie
 from coterie.methods import choosing
-from coterie.methods.choosing import _simplest
-
-
-def test_the_smallest_number_within_one_standard_error_of_the_best_wins() -> None:
-    draw = torch.Generator().manual_seed(0)
-    base = torch.rand(100, generator=draw, dtype=torch.float64)
-    noise = torch.randn(100, generator=draw, dtype=torch.float64)
-    noise -= noise.mean()  # so that candidates 1 and 2 differ by the given means only
-    worse, equal, best = base + 1.0, base + 0.01 * noise + 0.0005, base
-    assert _simplest(torch.stack([worse, equal, best]), 1.0) == 1  # 0.05 in all is less than the error 0.01 * sqrt(100)
-    assert _simplest(torch.stack([worse, base + 0.01 * noise + 0.005, best]), 1.0) == 2  # 0.5 is more
-    assert _simplest(torch.stack([base, base, base]), 1.0) == 0
-
-
-def test_candidates_that_differ_by_rounding_are_alike() -> None:
-    base = torch.rand(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for sign in (
-        1,
-        -1,
-    ):  # the same models summed in another order: the smaller number wins whichever is a little larger
-        assert _simplest(torch.stack([base * (1 + sign * 1e-14), base]), 1.0) == 0
-
-
-def test_a_candidate_that_diverged_is_never_chosen() -> None:
-    good = torch.ones(5, dtype=torch.float64)
-    assert _simplest(torch.stack([torch.full_like(good, torch.nan), good]), 1.0) == 1
 
 
 def _people(slopes: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

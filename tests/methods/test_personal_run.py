@@ -21,12 +21,12 @@ from coterie.cli import commands as cli
 from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess, Round
+from coterie.engines.in_process import Finished, Round
 from coterie.errors import ConfigError, DataError
 from coterie.estimators import MAML, Personalised
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
-from coterie.methods.personal import run as personal_run
+from coterie.methods.session import Session
 from coterie.participation import Exponential, VirtualClock
 from helpers import KilledError
 
@@ -127,20 +127,22 @@ def test_rounds_are_counted_as_clients_counted_their_visits(
     clock: str | None, share: float, clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who took part is drawn again afterwards; clients themselves have counted."""
-    engines: list[InProcess] = []
+    kept: list[Any] = []
+    real = Session.run
 
-    def engine(rows: Ragged, *, store: str, **more: Any) -> InProcess:
-        engines.append(InProcess(rows, **more))
-        return engines[0]
+    def run(self: Session, phase: str | None, rows: Ragged, *more: Any, **options: Any) -> Finished:
+        done = real(self, phase, rows, *more, **options)
+        kept.extend([self.engine(rows).private] if phase == "fit" else [])
+        return done
 
-    monkeypatch.setattr(personal_run, "engine_on", engine)
+    monkeypatch.setattr(Session, "run", run)
     more: dict[str, Any] = {} if clock is None else {"clock": clock, "stragglers": "srpfl", "n0": 1, "stage_rounds": 2}
     if clock == "trace":
         more["trace"] = str(tmp_path / "trace.csv")
         lines = [f"{name},{r},{(7 * i + 5 * r) % 11}\n" for i, name in enumerate(clients.names) for r in range(3)]
         (tmp_path / "trace.csv").write_text("client,round,seconds\n" + "".join(lines))
     made = personal(clients, training={"rounds": 6, "participation": share}, **more)
-    assert torch.equal(made.per_client["rounds"], engines[0].worker.private[0]["visits"])
+    assert torch.equal(made.per_client["rounds"], kept[0][0]["visits"])
     told = [r for r in made.rounds if "loss" in r.info]
     assert int(made.per_client["rounds"].sum()) == sum(r.participants for r in told)
     assert ("seconds" in made.per_client) == (clock is not None)

@@ -23,6 +23,7 @@ from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
 from coterie.methods.fit import fit
+from coterie.methods.session import Session
 from coterie.models import Dense
 from coterie.runs import auto
 from coterie.runs.folder import read_options
@@ -138,7 +139,7 @@ def test_heads_say_what_clients_share(groups: Comparison) -> None:
 # -- how it is judged -------------------------------------------------------------------------------------------------
 def small(clients: Clients, **changes: Any) -> Networks:
     model = Dense((2, 2, 1), "squared", dtype=torch.float32)
-    made = Networks(Task.of(clients, 3, 5, 0), model, (2,), rounds=(1,), starts=1, max_clusters=2)
+    made = Networks(Task.of(Session(), clients, 3, 5), model, (2,), rounds=(1,), starts=1, max_clusters=2)
     return replace(made, **changes)
 
 
@@ -165,9 +166,9 @@ def test_new_clients_choose_by_their_rows_alone() -> None:
     sign = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
     support = Ragged.from_blocks(x, sign * x[..., 0].abs())
     query = Ragged.from_blocks(2 * x, sign * 2 * x[..., 0].abs())
-    fit = Shared(model, theta, support)
+    fit = Shared(Session(), model, theta, support)
     assert fit.on_new(support, query).right.tolist() == [0.0, 0.0]
-    one = Shared(model, theta[:1], support)  # 2 |x| off for the first client: the mean of 16 and 64
+    one = Shared(Session(), model, theta[:1], support)  # 2 |x| off for the first client: the mean of 16 and 64
     assert one.on_new(support, query).right.tolist() == [40.0, 0.0]
 
 

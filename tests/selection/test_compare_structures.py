@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,18 +9,17 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
+from coterie.algorithms.newton_fedprox import newton_fedprox
+from coterie.algorithms.newton_ifca import ByLabel, Clusters, judge_clusters_ask, newton_ifca, nobody_yet
+from coterie.algorithms.noise_model import judge_noise_ask, noise_model
+from coterie.algorithms.random_effects import OWN, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
+from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import match_labels
 from coterie.protocol import Ask
-from coterie.selection.clusters import ByLabel, Clusters, fit_clusters, fit_global, grow, judge_clusters_ask
-from coterie.selection.fedprox import fit_fedprox
-from coterie.selection.folds import with_folds
-from coterie.selection.mixed import Mixed, fit_mixed, judge_mixed_ask
-from coterie.selection.prior import OWN, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
-from coterie.selection.problem import NOISE_ROWS, Problem
-from coterie.selection.shape import fit_shape, judge_shape_ask
-from coterie.selection.structures import Effort, begin, common_model, mixture, prior_for, representation, shrunk
+from coterie.selection.structures import Effort, common_model, mixture, prior_for, representation, shrunk
 from coterie.studies.data.planted import planted_structure
 
 V = 2
@@ -27,14 +27,21 @@ F = V + 1
 
 
 def answered(rows: Ragged, problem: Problem, program: Callable[[], Any]) -> tuple[Any, InProcess]:
-    """Run a generator once clients have formed their products; what it returned, and the engine."""
-
-    def whole(state: None) -> Any:
-        yield from begin(problem)
-        return (yield from program())
-
+    """Run a generator; what it returned, and the engine."""
     engine = InProcess(rows)
-    return engine.run([whole]).states[0], engine
+    return engine.run([lambda state: program()]).states[0], engine
+
+
+def fit_global(problem: Problem, penalties: tuple[float, ...], rounds: int) -> Any:
+    start = nobody_yet(problem, len(penalties))
+    return newton_ifca(None, start=start, problem=problem, n_clusters=1, penalties=penalties, rounds=rounds)
+
+
+def grown(fit: Clusters, problem: Problem, penalty: float, **how: int) -> Any:
+    """One cluster more."""
+    return newton_ifca(
+        None, start=fit, problem=problem, n_clusters=fit.theta.shape[2] + 1, penalties=(penalty,), seed=0, **how
+    )
 
 
 def asking(ask: Ask) -> Callable[[], Any]:
@@ -46,7 +53,7 @@ def asking(ask: Ask) -> Callable[[], Any]:
 
 def planted(truth: Any, size: int = 1, *, seed: int = 0, n_clients: int = 12, rows: int = 20, **more: Any) -> Ragged:
     made = planted_structure(truth, size, n_clients=n_clients, rows=rows, n_features=3, noise=0.3, seed=seed, **more)
-    return with_folds(made, None, V, seed=0)
+    return made.with_folds(V, seed=0)
 
 
 def problem_of(n_classes: int = 0, held: tuple[int, ...] = tuple(range(F))) -> Problem:
@@ -57,13 +64,13 @@ def training_rows(rows: Ragged, client: int, held: int) -> tuple[np.ndarray, np.
     """Features with an intercept, and targets, of the rows that are not held out."""
     block = rows.client(client)
     x, y = block.x[0].numpy(), block.target[0].numpy()
-    keep = (x[:, -1] != held) & (x[:, -1] != V)
-    return np.column_stack([x[keep, :-1], np.ones(keep.sum())]), y[keep]
+    keep = (block.folds[0].numpy() != held) & (block.folds[0].numpy() != V)
+    return np.column_stack([x[keep], np.ones(keep.sum())]), y[keep]
 
 
 def in_classes(rows: Ragged) -> Ragged:
     assert isinstance(rows.y, Tensor)
-    return Ragged(rows.layout, rows.x, (rows.y > 0).long())
+    return replace(rows, y=(rows.y > 0).long())
 
 
 # -- one model for all ------------------------------------------------------------------------------------------------
@@ -117,7 +124,7 @@ def test_growing_finds_planted_groups_in_every_fold() -> None:
         yield from shrunk(problem, Effort(rounds=5), found.fits[0])
         fit = found.fits[0]
         for _ in range(2):
-            fit = yield from grow(fit, problem, penalty=1e-3, starts=3, rounds=10, seed=0)
+            fit = yield from grown(fit, problem, 1e-3, starts=3, rounds=10)
         return (yield judge_clusters_ask(fit, problem))
 
     got, _ = answered(rows, problem, program)
@@ -131,7 +138,7 @@ def test_clusters_of_classifiers_separate_groups() -> None:
     def program() -> Any:
         found = yield from common_model(problem, Effort(rounds=5))
         yield from shrunk(problem, Effort(rounds=5), found.fits[0])
-        fit = yield from grow(found.fits[0], problem, penalty=1e-2, starts=3, rounds=10, seed=0)
+        fit = yield from grown(found.fits[0], problem, 1e-2, starts=3, rounds=10)
         return (yield judge_clusters_ask(fit, problem))
 
     got, _ = answered(rows, problem, program)
@@ -148,8 +155,8 @@ def test_clients_are_judged_with_the_model_that_serves_their_training_rows_best(
         losses = [((y - x @ theta[1, 0, k].numpy()) ** 2).sum() for k in range(3)]
         assert int(got["label"][client, 1, 0]) == int(np.argmin(losses))
         block = rows.client(client)
-        held = block.x[0][:, -1] == 1
-        design = torch.cat([block.x[0][held, :-1], torch.ones(int(held.sum()), 1, dtype=torch.float64)], 1)
+        held = block.folds[0] == 1
+        design = torch.cat([block.x[0][held], torch.ones(int(held.sum()), 1, dtype=torch.float64)], 1)
         residual = block.target[0][held] - design @ theta[1, 0, int(np.argmin(losses))]
         torch.testing.assert_close(got["right"][client, 1, 0], residual.square().sum())
 
@@ -159,7 +166,16 @@ def test_an_empty_cluster_keeps_its_model() -> None:
     start = torch.zeros(F, 1, 2, 4, dtype=torch.float64)
     start[:, :, 1] = 100.0
     fit, _ = answered(
-        rows, problem, lambda: fit_clusters(start, torch.ones(F, 1, dtype=torch.float64), problem, (1e-3,), 5)
+        rows,
+        problem,
+        lambda: newton_ifca(
+            None,
+            start=replace(nobody_yet(problem, 1), theta=start),
+            problem=problem,
+            n_clusters=2,
+            penalties=(1e-3,),
+            rounds=5,
+        ),
     )
     torch.testing.assert_close(fit.theta[:, 0, 1], start[:, 0, 1])
     assert bool((fit.theta[:, 0, 0] != 0).all())
@@ -214,13 +230,15 @@ def test_em_finds_how_much_clients_differ() -> None:
     shift = torch.randn(400, 1, generator=draw, dtype=torch.float64)
     assert isinstance(made.y, Tensor)
     moved = Ragged(made.layout, made.x, (made.y.view(400, 10) + 0.5 * shift).flatten())
-    rows, problem = with_folds(moved, None, V, seed=0), problem_of()
+    rows, problem = moved.with_folds(V, seed=0), problem_of()
     start = Prior(
         torch.zeros(F, 2, 4, dtype=torch.float64), 0.3 * torch.eye(4, dtype=torch.float64).expand(F, 2, 4, 4),
         torch.ones(F, 2, dtype=torch.float64),
     )  # fmt: skip
     found, _ = answered(
-        rows, problem, lambda: fit_effects(start, problem=problem, kinds=("intercept", "full"), rounds=20, tag="x")
+        rows,
+        problem,
+        lambda: random_effects(None, start=start, problem=problem, kinds=("intercept", "full"), rounds=20, tag="x"),
     )
     for j in (0, 1):
         spread = (found.root[-1, j] @ found.root[-1, j].T).numpy()
@@ -280,8 +298,15 @@ def test_mixtures_within_clients_are_found() -> None:
 
     def program() -> Any:
         return (
-            yield from fit_mixed(
-                base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=2, starts=4, rounds=30, seed=0
+            yield from row_mixture(
+                None,
+                base=base.theta[:, 0, 0],
+                spread=base.noise[:, 0],
+                problem=problem,
+                n_components=2,
+                starts=4,
+                rounds=30,
+                seed=0,
             )
         )
 
@@ -317,8 +342,8 @@ def test_mixtures_are_judged_with_proportions_and_noise_of_the_training_rows() -
             squares = (gamma * (y[:, None] - x @ theta[0, 0].numpy().T) ** 2).sum()
             noise = (NOISE_ROWS * 1.0 + squares) / (NOISE_ROWS + len(y))
         block = rows.client(client)
-        held = (block.x[0][:, -1] == 0).numpy()
-        x = np.column_stack([block.x[0].numpy()[held, :-1], np.ones(held.sum())])
+        held = (block.folds[0] == 0).numpy()
+        x = np.column_stack([block.x[0].numpy()[held], np.ones(held.sum())])
         y = block.target[0].numpy()[held]
         np.testing.assert_allclose(float(got["loss"][client, 0, 0]), -np.log(density(x, y, noise) @ weights).sum())
         error = ((x @ theta[0, 0].numpy().T @ weights - y) ** 2).sum()
@@ -329,13 +354,15 @@ def test_noise_that_is_wider_at_some_rows_is_no_mixture() -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(30, 40, 3, generator=draw, dtype=torch.float64)
     noise = torch.randn(30, 40, generator=draw, dtype=torch.float64) * (0.7 * x[..., 0]).exp() * 0.3
-    rows = with_folds(Ragged.from_blocks(x, x.sum(-1) + noise), None, V, seed=0)
+    rows = Ragged.from_blocks(x, x.sum(-1) + noise).with_folds(V, seed=0)
     problem = problem_of()
     base = one_model(rows, problem)
 
     def program() -> Any:
-        shape = yield from fit_shape(base.theta[:, 0, 0], base.noise[:, 0], problem, n_components=2, rounds=20)
-        return shape, (yield judge_shape_ask(shape, problem))
+        shape = yield from noise_model(
+            None, base=base.theta[:, 0, 0], spread=base.noise[:, 0], problem=problem, n_components=2, rounds=20
+        )
+        return shape, (yield judge_noise_ask(shape, problem))
 
     (shape, got), _ = answered(rows, problem, program)
     assert abs(float(shape.width[-1, 0]) - 1.4) < 0.25  # the logarithm of the variance grows by 2 * 0.7
@@ -352,12 +379,12 @@ def everything(rows: Ragged, problem: Problem) -> list[Tensor]:
         base = common.fits[2]
         own = yield from shrunk(problem, effort, base)
         low = yield from representation(problem, effort, base, own.fits[-1], 2)
-        grown = yield from grow(base, problem, penalty=1e-3, starts=2, rounds=4, seed=0)
-        fits = [base.theta, low.fits[1].root, low.fits[1].mean, grown.theta, own.fits[-1].root]
+        two = yield from grown(base, problem, 1e-3, starts=2, rounds=4)
+        fits = [base.theta, low.fits[1].root, low.fits[1].mean, two.theta, own.fits[-1].root]
         if problem.is_regression:
-            fits += [base.noise, grown.noise]
+            fits += [base.noise, two.noise]
             within = yield from mixture(problem, effort, base, common.judged, 0)
-            fits += [within.fits[0].mixed.theta, within.fits[0].shape.width, within.fits[0].shape.centre]
+            fits += [within.fits[0].mixed.theta, within.fits[0].noise.width, within.fits[0].noise.centre]
         return fits
 
     out: list[Tensor] = answered(rows, problem, program)[0]
@@ -371,8 +398,8 @@ def test_folds_do_not_train_on_what_they_judge() -> None:
             rows = in_classes(rows)
         assert isinstance(rows.y, Tensor)
         assert isinstance(rows.x, Tensor)
-        judged = rows.x[:, -1] == 1
-        spoilt = Ragged(rows.layout, rows.x, torch.where(judged, 1 if n_classes else 9.0, rows.y))
+        assert rows.fold is not None
+        spoilt = replace(rows, y=torch.where(rows.fold == 1, 1 if n_classes else 9.0, rows.y))
         for left, right in zip(everything(rows, problem), everything(spoilt, problem), strict=True):
             torch.testing.assert_close(left[1], right[1])
             assert not torch.allclose(left[0], right[0])
@@ -385,7 +412,7 @@ def test_fedprox_is_where_rounds_of_proximal_steps_and_means_end() -> None:
 
     def program() -> Any:
         base = yield from fit_global(problem, (1e-4,), 20)
-        return (yield from fit_fedprox(base, problem, (3.0, strength)))
+        return (yield from newton_fedprox(None, start=base.theta, problem=problem, strengths=(3.0, strength)))
 
     fit, _ = answered(rows, problem, program)
     for held in range(F):
@@ -405,7 +432,7 @@ def test_fedprox_of_classes_is_left_as_it_is_by_a_round() -> None:
 
     def program() -> Any:
         base = yield from fit_global(problem, (1e-2,), 20)
-        return (yield from fit_fedprox(base, problem, (strength,)))
+        return (yield from newton_fedprox(None, start=base.theta, problem=problem, strengths=(strength,)))
 
     fit, _ = answered(rows, problem, program)
     theta = fit.theta[F - 1, 0, 0].numpy()

@@ -19,7 +19,7 @@ from coterie.cli.arguments import AsJson, Categorical, Client, Data, Exclude, Ta
 from coterie.cli.compare import compare_command
 from coterie.cli.fit_options import Every, takes_fit_options
 from coterie.errors import CoterieError
-from coterie.runs.screen import complain, counting, err, progress, warn
+from coterie.runs.screen import complain, err, progress, warn
 from coterie.studies import compare_commands as studies
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _fit_into(folder: Path, chosen: "FitOptions", clients: "Clients", every: flo
     command = "coterie " + shlex.join(sys.argv[1:])
     try:
         if chosen.method == "auto":
-            with counting() as tell:
+            with progress() as tell:
                 chosen = settled_run(folder, chosen, clients, command, watch=tell)
         with progress() as watch:
             fitted, more = fit_run(folder, chosen, clients, command, every=every, watch=watch, begun=begun)

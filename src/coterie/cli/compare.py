@@ -28,7 +28,7 @@ from coterie.cli.arguments import (
     layer_sizes,
     read_clients,
 )
-from coterie.runs.screen import counting, err, warn
+from coterie.runs.screen import err, progress, warn
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions
@@ -77,7 +77,7 @@ def compare_command(
     if err.is_terminal:
         err.print(f"{clients!r}; seed {seed}")
     warn(clients.left_out())
-    with counting() as watch:
+    with progress() as watch:
         found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
     named = chosen.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
     fit = fit_command(named, found[found.chosen].fit, seed=seed)

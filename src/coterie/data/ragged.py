@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from coterie import keys as _keys
+from coterie.data.draws import First, Fold, Rule, Share
 from coterie.errors import DataError
 from coterie.protocol import Block
 
-__all__ = ["BLOCK_BYTES", "Change", "DiskRows", "Layout", "Ragged", "held_out_rows", "lots", "newcomers_below"]
+__all__ = ["BLOCK_BYTES", "Change", "DiskRows", "Layout", "Ragged", "lots", "newcomers_below"]
 
 BLOCK_BYTES = 64 << 20  # what one block may take, rows and messages together
 _WASTE = 1.25  # padded rows per real row that a block may have ...
@@ -124,6 +125,8 @@ class Ragged:
         Row numbers in x and y, in the order of the layout, when only some of the stored rows are meant.
     change, change_y : callable, optional
         Applied to the features and targets of every block that comes from disk.
+    fold : Tensor, optional
+        [N] number of every row's fold, in the order of the layout.
     """
 
     layout: Layout
@@ -132,6 +135,7 @@ class Ragged:
     rows: Tensor | None = None
     change: Callable[[Tensor], Tensor] | None = None
     change_y: Callable[[Tensor], Tensor] | None = None
+    fold: Tensor | None = None
 
     # -- making -------------------------------------------------------------------------------------------------------
     @classmethod
@@ -244,6 +248,7 @@ class Ragged:
         x = x if self.change is None else self.change(x)
         y = None if self.y is None else self._take(self.y, counts, starts, longest, together)
         y = y if y is None or self.change_y is None else self.change_y(y)
+        fold = None if self.fold is None else self._take(self.fold, counts, starts, longest, together)
         n = torch.from_numpy(counts)
         mask = None
         if not equal:
@@ -251,7 +256,7 @@ class Ragged:
             x = _zero_padding(x, mask)
             y = None if y is None else _zero_padding(y, mask)
         numbers = torch.from_numpy(ids)
-        return Block(numbers, self.keys[numbers], x, y, n, mask)
+        return Block(numbers, self.keys[numbers], x, y, n, mask, fold)
 
     def _take(
         self, source: "Tensor | DiskRows", counts: np.ndarray, starts: np.ndarray, longest: int, together: bool
@@ -321,15 +326,58 @@ class Ragged:
 
         Which rows depends on the seed, the purpose and the client's name only. A client keeps at least one row.
         """
-        counts, owner = self.layout.counts, self.owners
-        held = held_out_rows(counts, fraction)
+        return self.divide(Share(fraction), seed=seed, purpose=purpose)
+
+    def divide(self, rule: Rule, *, seed: int, purpose: str) -> "tuple[Ragged, Ragged]":
+        """Take some of every client's rows, in a random order of its own: (rest, taken).
+
+        The order depends on the seed, the purpose and the client's name only, so that every client can draw it itself.
+        """
+        taken = rule.takes(self._ranks(seed, purpose), self.layout.counts[self.owners])
+        everyone = np.arange(self.n_clients)
+        return self._select(~taken, everyone), self._select(taken, everyone)
+
+    def thinned(self, most: int, *, seed: int) -> "Ragged":
+        """Keep at most so many rows of every client."""
+        few = int(self.layout.counts.max()) <= most
+        return self if few else self.divide(First(most), seed=seed, purpose="thin")[1]
+
+    def fold_by_fold(self, n_folds: int, *, seed: int) -> "list[tuple[Ragged, Ragged]]":
+        """For every fold the rows of all the others, and its own."""
+        return [self.divide(Fold(v, n_folds), seed=seed, purpose="folds") for v in range(n_folds)]
+
+    def with_folds(self, n_folds: int, *, seed: int, test: "Ragged | None" = None) -> "Ragged":
+        """Number every row by its fold, and put the same clients' test rows beside them, which have number `n_folds`.
+
+        Folds are those of `fold_by_fold`. Rows are held in memory, and a client keeps its number, whatever rows it has.
+        """
+        parts = [self] if test is None else [self, test]
+        folds = [torch.from_numpy(self._ranks(seed, "folds") % n_folds)]
+        folds += [torch.full((part.layout.n_rows,), n_folds) for part in parts[1:]]
+        layout = Layout.plan(self.names, np.sum([part.layout.counts for part in parts], 0))
+        place = np.empty(self.n_clients, dtype=np.int64)
+        place[layout.order] = np.arange(self.n_clients)
+        owners = np.concatenate([part.owners for part in parts])
+        order = torch.from_numpy(np.argsort(place[owners], kind="stable"))
+        x, y = zip(*(part._in_memory() for part in parts), strict=True)
+        target = None if y[0] is None else torch.cat([one for one in y if one is not None])[order]
+        return Ragged(layout, torch.cat(x)[order], target, fold=torch.cat(folds)[order])
+
+    def _in_memory(self) -> tuple[Tensor, Tensor | None]:
+        """All features and targets, in the order of storage."""
+        if isinstance(self.x, Tensor) and not isinstance(self.y, DiskRows):
+            return self.x, self.y
+        blocks = [self.client(int(i)) for i in self.layout.order]
+        return torch.cat([b.x[0] for b in blocks]), None if self.y is None else torch.cat([b.target[0] for b in blocks])
+
+    def _ranks(self, seed: int, purpose: str) -> np.ndarray:
+        """[N] the place of every stored row in a random order of its client's."""
+        owner = self.owners
         row = np.arange(len(owner)) - self.layout.starts[owner]
         u = _keys.uniform_at(_keys.key(seed, purpose, self.keys)[owner], torch.from_numpy(row)).numpy()
         rank = np.empty(len(owner), dtype=np.int64)
         rank[np.lexsort((u, self._place()[owner]))] = row
-        keep = rank >= held[owner]
-        everyone = np.arange(self.n_clients)
-        return self._select(keep, everyone), self._select(~keep, everyone)
+        return rank
 
     def split_clients(self, fraction: float, *, seed: int) -> "tuple[Ragged, Ragged]":
         """Hold out a share of the clients: (rest, held out). Who depends on the seed and the client's name only."""
@@ -354,16 +402,11 @@ class Ragged:
         place = np.empty(self.n_clients, dtype=np.int64)
         place[ids[layout.order]] = np.arange(len(ids))
         index = torch.from_numpy(np.flatnonzero(keep)[np.argsort(place[owner], kind="stable")])
+        fold = None if self.fold is None else self.fold[index]
         if isinstance(self.x, DiskRows):
-            return replace(self, layout=layout, rows=index if self.rows is None else self.rows[index])
+            return replace(self, layout=layout, rows=index if self.rows is None else self.rows[index], fold=fold)
         assert not isinstance(self.y, DiskRows)
-        return Ragged(layout, self.x[index], None if self.y is None else self.y[index])
-
-
-def held_out_rows(counts: np.ndarray, fraction: float) -> np.ndarray:
-    """How many of each client's rows are held out.  [M]"""
-    held: np.ndarray = np.minimum(np.round(counts * fraction).astype(np.int64), np.maximum(counts - 1, 0))
-    return held
+        return Ragged(layout, self.x[index], None if self.y is None else self.y[index], fold=fold)
 
 
 def lots(keys: Tensor, seed: int) -> Tensor:

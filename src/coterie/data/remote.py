@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from coterie.data.clients import Clients
-from coterie.data.ragged import Change, Layout, Ragged, held_out_rows, lots
+from coterie.data.draws import Rule
+from coterie.data.ragged import Change, Layout, Ragged, lots
 from coterie.errors import RunError
 from coterie.protocol import Block
 
-__all__ = ["AtLeast", "Cast", "HeldOut", "Newcomers", "Part", "RemoteRows", "Scaled", "View", "seen_by"]
+__all__ = ["AtLeast", "Cast", "Divided", "Folded", "Newcomers", "Part", "RemoteRows", "Scaled", "View", "seen_by"]
 
 
 class View(Protocol):
@@ -61,17 +62,17 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """A share of every client's rows is held out: these, or the others."""
+class Divided:
+    """Some of every client's rows are taken, by a rule: these, or the others."""
 
-    fraction: float
+    rule: Rule
     seed: int
     purpose: str
-    held: bool
+    taken: bool
 
     def __call__(self, rows: Ragged, /) -> Ragged:
-        """Split."""
-        return rows.split(self.fraction, seed=self.seed, purpose=self.purpose)[int(self.held)]
+        """Divide."""
+        return rows.divide(self.rule, seed=self.seed, purpose=self.purpose)[int(self.taken)]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,24 @@ class AtLeast:
         return rows.at_least(self.n)
 
 
-def seen_by(clients: Clients, part: Part, views: tuple[View, ...]) -> Ragged:
+@dataclass(frozen=True)
+class Folded:
+    """Training rows with the numbers of their folds, and test rows beside them."""
+
+    n_folds: int
+    seed: int
+    train: Part
+    views: tuple[View, ...]
+    test: Part | None
+    test_views: tuple[View, ...]
+
+    def of(self, clients: Clients) -> Ragged:
+        """Make both as a node would, and put them together."""
+        test = None if self.test is None else seen_by(clients, self.test, self.test_views)
+        return seen_by(clients, self.train, self.views).with_folds(self.n_folds, seed=self.seed, test=test)
+
+
+def seen_by(clients: Clients, part: Part | Folded, views: tuple[View, ...]) -> Ragged:
     """What a node makes of its rows."""
     rows = part.of(clients)
     for view in views:
@@ -130,7 +148,7 @@ class RemoteRows(Ragged):
     number: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     key: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     federation: Any = None
-    part: Part = Part("train")
+    part: Part | Folded = Part("train")
     views: tuple[View, ...] = ()
     known: dict[str, Any] = field(default_factory=dict)
 
@@ -167,14 +185,23 @@ class RemoteRows(Ragged):
         x, y = self._like
         return self._seen(Cast(dtype), x=x.to(dtype), y=y.to(dtype) if y is not None and y.is_floating_point() else y)
 
-    def split(self, fraction: float, *, seed: int, purpose: str = "test") -> "tuple[RemoteRows, RemoteRows]":
-        """Let nodes hold out a share of every client's rows: (rest, held out); how many is known here."""
-        held = held_out_rows(self.layout.counts, fraction)
+    def divide(self, rule: Rule, *, seed: int, purpose: str) -> "tuple[RemoteRows, RemoteRows]":
+        """Let nodes take some of every client's rows: (rest, taken); how many is known here."""
+        taken = rule.taken(self.layout.counts)
         rest, out = (
-            self._seen(HeldOut(fraction, seed, purpose, side), layout=Layout.plan(self.names, counts))
-            for side, counts in ((False, self.layout.counts - held), (True, held))
+            self._seen(Divided(rule, seed, purpose, side), layout=Layout.plan(self.names, counts))
+            for side, counts in ((False, self.layout.counts - taken), (True, taken))
         )
         return rest, out
+
+    def with_folds(self, n_folds: int, *, seed: int, test: Ragged | None = None) -> "RemoteRows":
+        """Let nodes number rows by their folds, and put the same clients' test rows beside them."""
+        assert isinstance(self.part, Part)
+        assert test is None or isinstance(test, RemoteRows)
+        beside = (None, ()) if test is None else (test.part, test.views)
+        counts = self.layout.counts + (0 if test is None else test.layout.counts)
+        part = Folded(n_folds, seed, self.part, self.views, *beside)
+        return replace(self, part=part, views=(), layout=Layout.plan(self.names, counts), known={})
 
     def divided(self, below: float, *, seed: int) -> "tuple[RemoteRows, RemoteRows]":
         """Let nodes hold out the clients whose lot is below a bound: (rest, held out)."""

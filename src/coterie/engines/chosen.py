@@ -10,15 +10,22 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.drive import Engine, Finished, Program
 from coterie.engines.in_process import InProcess
+from coterie.participation import Clock, Participation
 from coterie.protocol import Ask, Replies, Tensors
 
-__all__ = ["AnyEngine", "engine_on"]
+__all__ = ["AnyEngine", "engine_for"]
 
 
 class AnyEngine(Engine, Protocol):
     """What faces use of an engine."""
 
     private: Any  # what clients keep: here run -> name -> [M, ...], from afar a handle
+
+    def set_up(
+        self, *, participation: Participation | None = None, clock: Clock | None = None, seed: int = 0,
+        store: str | None = None,
+    ) -> None:  # fmt: skip
+        """Say who takes part and by which clock, and under what name private state is kept that is elsewhere."""
 
     @property
     def heard(self) -> Tensor | None:
@@ -37,10 +44,8 @@ class AnyEngine(Engine, Protocol):
         """Private state of all clients (these fields of it), where a method says that it may be known.  [M, ...] each"""
 
 
-def engine_on(rows: Ragged, **options: Any) -> AnyEngine:
-    """Make an engine: `participation`, `clock`, `seed`, and a `store` for private state that is kept elsewhere."""
-    if isinstance(rows, RemoteRows):
-        far: AnyEngine = rows.federation.engine(rows, **options)
-        return far
-    options.pop("store", None)
-    return InProcess(rows, **options)
+def engine_for(rows: Ragged, **options: Any) -> AnyEngine:
+    """Make an engine, and set it up; only a `Session` does."""
+    made: AnyEngine = rows.federation.engine(rows) if isinstance(rows, RemoteRows) else InProcess(rows)
+    made.set_up(**options)
+    return made

@@ -111,6 +111,7 @@ def drive(
     every: float = 0.0,
     state_type: type | None = None,
     watch: Callable[[Round], None] | None = None,
+    goes_on: bool = False,
 ) -> Finished:
     """Run programs side by side, a round of all at a time.
 
@@ -128,8 +129,11 @@ def drive(
         The state's dataclass, needed to continue.
     watch : callable, optional
         Told of every round.
+    goes_on : bool
+        Whether clients keep the private state that earlier programs have left with them.
     """
-    engine.forget()  # private state of an earlier run: these programs start, or are restored
+    if not goes_on:
+        engine.forget()  # these programs start, or are restored
     driven = _Drive(engine, programs, watch)
     if checkpoint is not None and checkpoint.exists():
         if state_type is None:

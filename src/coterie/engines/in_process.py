@@ -45,9 +45,14 @@ class InProcess:
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.worker = Worker(rows, block_bytes=block_bytes)
-        self.participation = participation or Everyone()
-        self.clock = clock
-        self.seed = seed
+        self.set_up(participation=participation, clock=clock, seed=seed)
+
+    def set_up(
+        self, *, participation: Participation | None = None, clock: Clock | None = None, seed: int = 0,
+        store: str | None = None,
+    ) -> None:  # fmt: skip
+        """Say who takes part and by which clock; private state is here."""
+        self.participation, self.clock, self.seed = participation or Everyone(), clock, seed
 
     def ask(self, ask: Ask, *, run: int = 0) -> Replies:
         """Put one question to everyone (or to whom it names), outside any round."""

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch import Tensor
 from coterie.algorithms import fedavg
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
-from coterie.engines.chosen import AnyEngine, engine_on
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask, target_ask
 from coterie.local import worst_if_nan
 from coterie.methods.base import Score
@@ -20,64 +20,58 @@ from coterie.models import Dense, Model
 from coterie.protocol import Algorithm
 
 __all__ = [
-    "SUPPORT",
-    "VALIDATION",
     "add_baselines",
     "fedavg_program",
     "measure",
     "measured_models",
     "metric",
-    "newcomers",
     "overall",
     "placed",
     "score",
     "target_variance",
 ]
 
-VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
-SUPPORT = 0.5  # rows of a new client that place it; the others judge
-
 _LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 
 
-def placed(model: Model, theta: Tensor, rows: Ragged) -> Placed:
+def placed(model: Model, theta: Tensor, rows: Ragged, session: Session | None = None) -> Placed:
     """Place clients among models theta [K, P] by the loss on their rows."""
-    return Placed(**engine_on(rows).ask(place_ask(model, theta)).values)
+    return Placed(**(session or Session()).ask(rows, place_ask(model, theta)).values)
 
 
-def measured_models(model: Model, theta: Tensor, label: Tensor, rows: Ragged) -> Measured:
+def measured_models(
+    model: Model, theta: Tensor, label: Tensor, rows: Ragged, session: Session | None = None
+) -> Measured:
     """Measure model number `label` [M] of theta [K, P] on each client's rows."""
-    return Measured(**engine_on(rows).ask(measure_ask(model, theta, label)).values)
+    return Measured(**(session or Session()).ask(rows, measure_ask(model, theta, label)).values)
 
 
-def target_variance(rows: Ragged) -> float:
+def target_variance(rows: Ragged, session: Session | None = None) -> float:
     """Variance of all rows' targets, from sums."""
     if isinstance(rows, RemoteRows):
-        return float(rows.once("target variance", lambda: _variance(rows)))
-    return _variance(rows)
+        return float(rows.once("target variance", lambda: _variance(rows, session or Session())))
+    return _variance(rows, session or Session())
 
 
-def _variance(rows: Ragged) -> float:
+def _variance(rows: Ragged, session: Session) -> float:
     """Squares about zero will do, and are asked for once more about the mean where that would cost digits."""
-    engine = engine_on(rows)
-    got = engine.ask(target_ask(torch.zeros((), dtype=torch.float64)))
+    got = session.ask(rows, target_ask(torch.zeros((), dtype=torch.float64)))
     n = max(int(got["n"]), 1)
     mean, square = got["sum"] / n, float(got["square"]) / n
     variance = square - float(mean) ** 2
-    return variance if variance > 1e-4 * square else float(engine.ask(target_ask(mean))["square"]) / n
+    return variance if variance > 1e-4 * square else float(session.ask(rows, target_ask(mean))["square"]) / n
 
 
 def measure(
     session: Session, made: Prepared, theta: Tensor, found: Placed, label: str
 ) -> tuple[list[Score], dict[str, Tensor]]:
     """Measure the method and the baselines on training rows, held-out rows and new clients.  -> scores, [M] by name"""
-    train = measured_models(made.model, theta, found.label, made.rows)
-    test = None if made.test is None else measured_models(made.model, theta, found.label, made.test)
+    train, test = _on_rows(session, made, theta, found.label)
     per_client = {"train_loss": train.loss, "rows_train": train.rows}
     if test is not None:
         per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.right)}
-    method, seed = session.options.method, session.options.seed
-    scores = [score(made, (method, label), train, test, _on_newcomers(made, theta, seed))]
+    method = session.options.method
+    scores = [score(session, made, (method, label), train, test, _on_newcomers(session, made, theta))]
     if session.options.baselines:
         add_baselines(session, made, scores, per_client)
     return scores, per_client
@@ -92,13 +86,13 @@ def add_baselines(session: Session, made: Prepared, scores: list[Score], per_cli
 
 
 def score(
-    made: Prepared, name: tuple[str, str], train: Measured, test: Measured | None,
+    session: Session, made: Prepared, name: tuple[str, str], train: Measured, test: Measured | None,
     new: tuple[Measured, Ragged] | None = None,
 ) -> Score:  # fmt: skip
     """Put a score together: what was measured on three kinds of rows, those of new clients together with the rows."""
     sides = [(train, made.rows), (test, made.test), new or (None, None)]
     values = [None if m is None else overall(made, m) for m, _ in sides]
-    return Score(*name, *values, *(_r2(made.model, *side) for side in sides))
+    return Score(*name, *values, *(_r2(session, made.model, *side) for side in sides))
 
 
 def overall(made: Prepared, measured: Measured) -> float:
@@ -113,32 +107,26 @@ def metric(made: Prepared, right: Tensor) -> Tensor:
     return right.clamp(min=0).sqrt() * made.scaling.y_scale.to(right.dtype)
 
 
-def _r2(model: Model, measured: Measured | None, rows: Ragged | None) -> float | None:
+def _r2(session: Session, model: Model, measured: Measured | None, rows: Ragged | None) -> float | None:
     if measured is None or rows is None or model.loss == "cross_entropy":
         return None
-    variance = target_variance(rows)
+    variance = target_variance(rows, session)
     return 1.0 - measured.mean_right / variance if variance > 0 else None
 
 
-def newcomers(rows: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
-    """Divide the rows of new clients: half of them to place a client by, and the other half to judge by."""
-    if rows is None:
-        return None
-    enough = rows.at_least(2)  # nothing would be left of one row
-    if not enough.n_clients:
-        return None
-    query, support = enough.split(SUPPORT, seed=seed, purpose="support")
-    return support, query
+def _on_rows(session: Session, made: Prepared, theta: Tensor, label: Tensor) -> tuple[Measured, Measured | None]:
+    """Measure on training rows, and on test rows."""
+    train = measured_models(made.model, theta, label, made.rows, session)
+    return train, None if made.test is None else measured_models(made.model, theta, label, made.test, session)
 
 
-def _on_newcomers(made: Prepared, theta: Tensor, seed: int) -> tuple[Measured, Ragged] | None:
+def _on_newcomers(session: Session, made: Prepared, theta: Tensor) -> tuple[Measured, Ragged] | None:
     """Place new clients by half of their rows, and measure on the other half, which is handed over too."""
-    parts = newcomers(made.newcomers, seed)
-    if parts is None:
+    if made.newcomers is None:
         return None
-    support, query = parts
-    label = placed(made.model, theta, support).label
-    return measured_models(made.model, theta, label, query), query
+    support, query = made.newcomers
+    label = placed(made.model, theta, support, session).label
+    return measured_models(made.model, theta, label, query, session), query
 
 
 # -- one model for all ------------------------------------------------------------------------------------------------
@@ -159,40 +147,38 @@ def _add_global(session: Session, made: Prepared, scores: list[Score], per_clien
     rounds = 1 if closed else session.options.training.rounds
     theta = session.run("one model for all", made.rows, [program], fedavg.State, rounds).states[0].theta[None]
     everyone = torch.zeros(made.rows.n_clients, dtype=torch.int64)
-    train = measured_models(model, theta, everyone, made.rows)
-    test = None if made.test is None else measured_models(model, theta, everyone, made.test)
+    train, test = _on_rows(session, made, theta, everyone)
     if test is not None:
         per_client["metric_global"] = metric(made, test.right)
     name = "one model for all" + (" (ridge)" if closed else "")
-    new = _on_newcomers(made, theta, session.options.seed)
-    scores.append(score(made, ("global", name), train, test, new))
+    new = _on_newcomers(session, made, theta)
+    scores.append(score(session, made, ("global", name), train, test, new))
 
 
 # -- one model each ---------------------------------------------------------------------------------------------------
 def _add_local(session: Session, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-    engine = _trained_local(session, made, made.rows, [_local_ridge(session, made)], "one model each")
-    train = Measured(**engine.ask(measure_own_ask(made.model)).values)
-    test = None
+    private = _trained_local(session, made, made.rows, [_local_ridge(session, made)], "one model each")
+    (train,), test = _own_on(session, private, made.model, made.rows), None
     if made.test is not None:
-        (test,) = _own_on(engine, made.model, made.test)
+        (test,) = _own_on(session, private, made.model, made.test)
         per_client["metric_local"] = metric(made, test.right)
-    scores.append(score(made, ("local", "one model each"), train, test))
+    scores.append(score(session, made, ("local", "one model each"), train, test))
 
 
 def _local_ridge(session: Session, made: Prepared) -> float:
     """Choose the local models' penalty on held-out rows, all clients together."""
     if not has_closed_form(made.model):
         return 0.0
-    part, held = made.rows.split(VALIDATION, seed=session.options.seed, purpose="validation")
-    trained = _trained_local(session, made, part, _LOCAL_RIDGES, None)
-    measured = _own_on(trained, made.model, held, len(_LOCAL_RIDGES))
+    part, held = made.validation
+    private = _trained_local(session, made, part, _LOCAL_RIDGES, None)
+    measured = _own_on(session, private, made.model, held, len(_LOCAL_RIDGES))
     return _LOCAL_RIDGES[int(worst_if_nan(torch.stack([(m.loss * m.rows).sum() for m in measured])).argmin())]
 
 
 def _trained_local(
     session: Session, made: Prepared, rows: Ragged, penalties: Sequence[float], phase: str | None
-) -> AnyEngine:
-    """Let clients train alone, with each penalty side by side. On other machines one message says it all."""
+) -> Any:
+    """Let clients train alone, with each penalty side by side; what they keep. On other machines one message says it all."""
     t = session.options.training
     together = t.rounds if isinstance(rows, RemoteRows) else 1
     programs = [
@@ -203,15 +189,12 @@ def _trained_local(
         )
         for l2 in penalties
     ]  # fmt: skip
-    engine = engine_on(rows, store=phase)
     total = 1 if has_closed_form(made.model) else t.rounds // together
-    session.run(phase, rows, programs, fedavg.LocalState, total, engine)
-    return engine
+    session.run(phase, rows, programs, fedavg.LocalState, total)
+    return session.engine(rows).private
 
 
-def _own_on(trained: AnyEngine, model: Model, rows: Ragged, runs: int = 1) -> list[Measured]:
-    """Measure the private models that an engine's clients have learnt in its runs on other rows of the same clients."""
-    engine = engine_on(rows)
-    engine.private = trained.private
-    got = engine.asks({run: measure_own_ask(model) for run in range(runs)})
+def _own_on(session: Session, private: Any, model: Model, rows: Ragged, runs: int = 1) -> list[Measured]:
+    """Measure the private models that clients have learnt in some runs on these rows of theirs."""
+    got = session.asks(rows, {run: measure_own_ask(model) for run in range(runs)}, private)
     return [Measured(**got[run].values) for run in range(runs)]

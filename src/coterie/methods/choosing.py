@@ -10,17 +10,16 @@ from torch import Tensor
 from coterie.algorithms import ifca, moment_descent
 from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.starts import Start
-from coterie.data.ragged import Ragged
 from coterie.engines.in_process import Program, Round
 from coterie.local import worst_if_nan
-from coterie.methods.baselines import VALIDATION, measured_models, placed
+from coterie.methods.baselines import measured_models, placed
 from coterie.methods.session import Prepared, Session
+from coterie.select import simplest
 
 __all__ = ["best_start", "first_bound", "number_of_clusters"]
 
 _MOST = 24  # clusters that are tried, where no maximum is given
 _CLIENTS_PER_CLUSTER = 5  # and so many clients to each of them
-_ROUNDING = 1e-9  # of the total loss: candidates that differ by less are alike
 
 
 def best_start(session: Session, made: Prepared, program: Callable[[int], Program]) -> tuple[Start, int, list[Round]]:
@@ -37,10 +36,10 @@ def best_start(session: Session, made: Prepared, program: Callable[[int], Progra
         Where to begin with all rows, the number of the start that won, and what happened.
     """
     options = session.options
-    part, held = made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
+    part, _ = made.validation
     programs = [program(options.seed + 1 + i) for i in range(options.clusters.n_init)]
     done = session.run("choose a start", part, programs, ifca.State, options.training.rounds)
-    losses = [float(_held_out(made, part, held, state.theta).sum()) for state in done.states]
+    losses = [float(_held_out(session, made, state.theta).sum()) for state in done.states]
     winner = int(worst_if_nan(torch.tensor(losses)).argmin())
     return Start("warm", done.states[winner].theta), winner, list(done.rounds)
 
@@ -110,38 +109,25 @@ class _Search:
     def attempt(self, low: int, high: int) -> None:
         """Fit all numbers from low to high in lockstep."""
         options = self.session.options
-        part, held = self.made.rows.split(VALIDATION, seed=options.seed, purpose="validation")
+        part, _ = self.made.validation
         numbers = range(low, high + 1)
         programs = [self.program(k, options.training.rounds) for k in numbers]
         total = options.moments.iterations + 1 + options.training.rounds
         done = self.session.run(f"try {low} to {high} clusters", part, programs, moment_descent.State, total)
         for k, state in zip(numbers, done.states, strict=True):
-            self.losses[k] = _held_out(self.made, part, held, state.theta)
+            self.losses[k] = _held_out(self.session, self.made, state.theta)
 
     def best(self) -> int:
         """The smallest number that is as good as the best."""
         numbers = sorted(self.losses)
-        return numbers[_simplest(torch.stack([self.losses[k] for k in numbers]), self.errors)]
+        return numbers[
+            simplest(-worst_if_nan(torch.stack([self.losses[k] for k in numbers]).double()), errors=self.errors)
+        ]
 
 
-def _held_out(made: Prepared, part: Ragged, held: Ragged, theta: Tensor) -> Tensor:
+def _held_out(session: Session, made: Prepared, theta: Tensor) -> Tensor:
     """Total loss of every client on held-out rows, placed by its other rows.  [M]"""
-    label = placed(made.model, theta, part).label
-    measured = measured_models(made.model, theta, label, held)
+    part, held = made.validation
+    label = placed(made.model, theta, part, session).label
+    measured = measured_models(made.model, theta, label, held, session)
     return measured.loss * measured.rows
-
-
-def _simplest(losses: Tensor, errors: float) -> int:
-    """The first candidate whose loss is within so many standard errors of the best, paired over clients.  losses [K, M]"""
-    losses = worst_if_nan(losses.double())
-    best = losses[losses.sum(1).argmin()]
-    for k, loss in enumerate(losses):
-        worse = loss - best
-        within = errors * _deviation(worse) * len(worse) ** 0.5 + _ROUNDING * float(best.sum())
-        if bool(worse.isfinite().all()) and float(worse.sum()) <= within:
-            return k
-    return 0
-
-
-def _deviation(values: Tensor) -> float:
-    return float(values.std()) if len(values) > 1 else 0.0

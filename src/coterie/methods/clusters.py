@@ -43,7 +43,7 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     options, made = session.options, prepare(session, clients, given.module)
     train = {"ifca": _train_ifca, "moment-descent": _train_moment_descent, "fedavg": _train_fedavg}[options.method]
     done = train(session, made, given.start)
-    found = placed(made.model, done.theta, made.rows)
+    found = placed(made.model, done.theta, made.rows, session)
     scores, per_client = measure(session, made, done.theta, found, _title(options, len(done.theta)))
     models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)
     extra = {"chosen_run": done.chosen_run, "counted": done.counted}

@@ -1,36 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear models of clients' own, drawn from what is known of everybody's: local, shrunk, and low-rank models.
 
-The arithmetic is that of the comparison (`coterie.selection.prior`): a client's model is m + B v, with v ~ N(0, I). Here
-it is fitted to all training rows, kept, and used for clients that come later.
+The arithmetic is that of the comparison: a client's model is m + B v, with v ~ N(0, I) (`algorithms/random_effects.py`).
+Here it is fitted to all training rows, kept, and used for clients that come later.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.random_effects import Prior, adapt_effects_ask, as_dense
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
-from coterie.data.remote import RemoteRows
-from coterie.engines.in_process import InProcess
+from coterie.engines.private import RemoteState
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import add_baselines
-from coterie.methods.personal.model import Personal
+from coterie.methods.personal.model import Personal, own_parts
 from coterie.methods.personal.scores import measure_personal, spread
 from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense, Model
-from coterie.selection.folds import with_folds
-from coterie.selection.prior import OWN, Prior, judge_effects_ask
-from coterie.selection.problem import Problem
 from coterie.selection.result import Setting
 from coterie.selection.run import chosen_setting
-from coterie.selection.structures import Run, begin, prior_for
+from coterie.selection.structures import prior_for
 
-__all__ = ["EffectModels", "FromPrior", "as_dense", "check_effects", "train_effects"]
+__all__ = ["EffectModels", "FromPrior", "check_effects", "train_effects"]
 
 _SETTINGS = {"local": "penalty", "shrunk": "prior", "representation": "rank"}  # what the comparison calls them
 _PRIOR = ("mean", "root", "noise")  # fields of a prior
@@ -68,17 +65,11 @@ class FromPrior:
         prior = {f"prior/{name}": getattr(self.prior, name) for name in _PRIOR}
         return prior, {"structure": self.structure, "setting": self.setting}
 
-    def fitted(self, rows: Ragged) -> Tensor:
+    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | RemoteState:
         """Models of clients from their rows; they stay with the clients.  [C, P]"""
-        problem = _problem(self.model)
-        engine = InProcess(with_folds(rows, None, 1, 0))
-
-        def program(state: None) -> Run:
-            yield from begin(problem)
-            yield judge_effects_ask(self.prior, problem, self.structure, keep=0)
-
-        engine.run([program])
-        return as_dense(self.model, engine.worker.private[0][OWN][:, -1])
+        session = session or Session()
+        session.ask(rows, adapt_effects_ask(self.prior, _problem(self.model), self.model))
+        return own_parts(session.engine(rows, asks=True).private, "theta")
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     options, made = session.options, prepare(session, clients, None)
     found = _from_prior(session, made)
     assert isinstance(found.fit, FromPrior)
-    scores, per_client = measure_personal(made, _title(found.fit), options, found)
+    scores, per_client = measure_personal(session, made, _title(found.fit), found)
     if options.baselines:
         add_baselines(session, made, scores, per_client)
     extra = {"spread": spread(made, options.method, per_client)}
@@ -116,27 +107,15 @@ def _problem(model: Dense) -> Problem:
     return Problem(model.sizes[0], n_classes, 1, (1,))
 
 
-def as_dense(model: Dense, theta: Tensor) -> Tensor:
-    """Weights and intercept, output by output, in the order of `Dense`; of two classes the first has log odds 0.
-
-    theta [..., O (D + 1)] -> [..., P]
-    """
-    outputs = theta.reshape(*theta.shape[:-1], -1, model.sizes[0] + 1)
-    if outputs.shape[-2] < model.n_outputs:
-        outputs = torch.cat([torch.zeros_like(outputs), outputs], -2)
-    return torch.cat([outputs[..., :-1].flatten(-2), outputs[..., -1]], -1)
-
-
 def _from_prior(session: Session, made: Prepared) -> EffectModels:
     """Fit a prior to all training rows, and every client's model to its own."""
     model, structure = made.model, session.options.method
     assert isinstance(model, Dense)
-    setting = _setting(session.options) or _chosen(made, session.options)
-    rows = with_folds(made.rows, None, 1, 0)
+    setting = _setting(session.options) or _chosen(session, made)
     program = prior_for(structure, setting, _problem(model))
-    prior: Prior = InProcess(rows).run([lambda state: program]).states[0]
+    prior: Prior = session.run(None, made.rows, [lambda state: program], None, 1).states[0]
     fit = FromPrior(structure, setting, prior, model)
-    return EffectModels(model, (), fit.start, made.rows.names, fit.fitted(made.rows), fit, made.scaling)
+    return EffectModels(model, (), fit.start, made.rows.names, fit.fitted(made.rows, session), fit, made.scaling)
 
 
 def _setting(options: FitOptions) -> Setting | None:
@@ -145,10 +124,10 @@ def _setting(options: FitOptions) -> Setting | None:
     return None if value is None else {_SETTINGS[options.method]: value}
 
 
-def _chosen(made: Prepared, options: FitOptions) -> Setting:
+def _chosen(session: Session, made: Prepared) -> Setting:
     """Choose the setting by cross-validation within clients, on the rows that the models are fitted to."""
     n_classes = made.model.n_outputs if made.model.loss == "cross_entropy" else 0
-    return chosen_setting(options.method, made.rows, made.scaling, n_classes, seed=options.seed)
+    return chosen_setting(session, session.options.method, made.rows, made.scaling, n_classes)
 
 
 def _title(fit: FromPrior) -> str:
@@ -162,10 +141,6 @@ def _title(fit: FromPrior) -> str:
 def check_effects(clients: Clients, options: FitOptions, given: Given) -> None:
     """Refuse what cannot work, before anything is written."""
     method = options.method
-    if isinstance(clients.train, RemoteRows):
-        raise ConfigError(
-            f"{method} is fitted where the rows are at hand", "on Flower, take fedrep, ifca or another method"
-        )
     if clients.schema.task == "none":
         raise DataError(f"{method} needs a target to learn", "name its column with --target, or pass y")
     model: Model = model_for(clients, options, given.module)

@@ -4,9 +4,9 @@
 A fit that was killed is continued by doing all phases again: those that had ended are only read.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,32 @@ from torch import nn
 from coterie.algorithms import preparation
 from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
+from coterie.config import options as default_options
 from coterie.data.clients import Clients
+from coterie.data.draws import Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
-from coterie.engines.chosen import AnyEngine, engine_on
+from coterie.engines.chosen import AnyEngine, engine_for
 from coterie.engines.drive import Finished, Round
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
 from coterie.models import Dense, Model, Network
-from coterie.participation import Everyone, Sampled
+from coterie.participation import Clock, Everyone, Participation, Sampled
+from coterie.protocol import Ask, Replies
 
-__all__ = ["Prepared", "Session", "Watch", "has_closed_form", "model_for", "prepare"]
+__all__ = [
+    "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for", "newcomers", "prepare",
+    "shown_and_judged",
+]  # fmt: skip
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
 
-_EVERYONE = (
-    "prepare",
-    "step size",
-    "one model each",
-    "baselines",
-    None,
-)  # in other phases a share of the clients takes part
+_EVERYONE = ("prepare", "step size", "one model each", "baselines", None)  # else a share of the clients takes part
+_VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
+_SUPPORT = 0.5  # rows of a new client that place it; the others judge
+_READY = 12  # engines that are kept: rows are asked again and again
 
 
 @dataclass(frozen=True)
@@ -57,26 +60,57 @@ class Session:
         Told of every round.
     """
 
-    options: FitOptions
-    folder: Path | None
-    every: float
-    watch: Watch | None
+    options: FitOptions = field(default_factory=default_options)
+    folder: Path | None = None
+    every: float = 2.0
+    watch: Watch | None = None
+    _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def run(
-        self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type, total: int,
-        engine: AnyEngine | None = None,
+        self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type | None, total: int, *,
+        policy: Participation | None = None, clock: Clock | None = None, goes_on: bool = False,
     ) -> Finished:  # fmt: skip
-        """Run programs side by side; a phase without a name is neither kept nor told of."""
-        engine = self.engine(phase, rows) if engine is None else engine
-        watch = self.watch
-        told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))
-        return engine.run(programs, checkpoint=self._checkpoint(phase), every=self.every, state_type=state, watch=told)
+        """Run programs side by side; a phase without a name is neither kept nor told of.
 
-    def engine(self, phase: str | None, rows: Ragged) -> AnyEngine:
-        """Make what drives a phase: in most, a share of the clients takes part."""
+        Parameters
+        ----------
+        state : type
+            Of the programs' states.
+        total : int
+            Rounds that are expected.
+        policy, clock
+            Who takes part, in place of the share of the options, and by which clock.
+        goes_on : bool
+            Whether clients keep what earlier programs on these rows have left with them.
+        """
+        engine, watch = self.engine(rows), self.watch
         share = 1.0 if phase in _EVERYONE else self.options.training.participation
-        policy = Sampled(share) if share < 1 else Everyone()
-        return engine_on(rows, participation=policy, seed=self.options.seed, store=phase)
+        policy = policy or (Sampled(share) if share < 1 else Everyone())
+        engine.set_up(participation=policy, clock=clock, seed=self.options.seed, store=phase)
+        told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))
+        how: dict[str, Any] = {"checkpoint": self._checkpoint(phase), "every": self.every, "state_type": state}
+        return engine.run(programs, watch=told, goes_on=goes_on, **how)
+
+    def engine(self, rows: Ragged, *, asks: bool = False) -> AnyEngine:
+        """What answers for these rows: one that is run, with what its clients keep; and beside it one that is asked."""
+        key = (id(rows), asks)  # an engine keeps its rows, so that no others have their number
+        if key not in self._engines:
+            self._engines[key] = engine_for(rows)
+            while len(self._engines) > _READY:
+                self._engines.pop(next(iter(self._engines)))
+        return self._engines[key]
+
+    def ask(self, rows: Ragged, ask: Ask, private: Any = None) -> Replies:
+        """Put one question to everyone, outside any round, with the private state that is given: see `asks`."""
+        return self.asks(rows, {0: ask}, private)[0]
+
+    def asks(self, rows: Ragged, asks: Mapping[int, Ask], private: Any = None) -> dict[int, Replies]:
+        """Put several runs' questions to everyone; what clients keep after that is in `private`, as far as it is here."""
+        engine = self.engine(rows, asks=True)
+        engine.forget()
+        if private is not None:
+            engine.private = private
+        return engine.asks(asks)
 
     def kept_word(self, name: str, word: str) -> str:
         """Keep a word of the first time, or say what was kept: for choices that a resumed run must not make anew."""
@@ -105,32 +139,57 @@ class Prepared:
     scaling: Scaling
     rows: Ragged
     test: Ragged | None
-    newcomers: Ragged | None
+    newcomers: tuple[Ragged, Ragged] | None  # rows that new clients show, and those that judge
     training: Training
     step_size: float
+    seed: int
+
+    @cached_property
+    def validation(self) -> tuple[Ragged, Ragged]:
+        """Training rows without some, and these, by which starts, numbers and penalties are chosen."""
+        return self.rows.split(_VALIDATION, seed=self.seed, purpose="validation")
+
+
+def shown_and_judged(rows: Ragged | None, rule: Rule, *, seed: int, purpose: str) -> tuple[Ragged, Ragged] | None:
+    """Divide the rows of new clients: some that a client is placed by, or learns from, and the others, which judge."""
+    if rows is None or not rows.n_clients:
+        return None
+    query, support = rows.divide(rule, seed=seed, purpose=purpose)
+    return support, query
+
+
+def newcomers(rows: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
+    """Divide the rows of new clients by halves."""
+    enough = None if rows is None else rows.at_least(2)  # nothing would be left of one row
+    return shown_and_judged(enough, Share(_SUPPORT), seed=seed, purpose="support")
 
 
 def prepare(session: Session, clients: Clients, module: nn.Module | Model | None) -> Prepared:
     """Learn the scaling from federated sums, make the model, find a step size."""
-    options, train = session.options, clients.train
-    program = partial(
-        preparation.learn_scaling, shape=train.shape, divide=options.data.standardise,
-        real_target=clients.schema.task == "regression", degree=options.model.degree,
-    )  # fmt: skip
-    scaling: Scaling = session.run("prepare", train, [program], Scaling, 1).states[0]
+    options = session.options
+    scaling = learnt_scaling(session, clients, divide=options.data.standardise, degree=options.model.degree)
     model = model_for(clients, options, module)
 
     def scaled(rows: Ragged) -> Ragged:
         return rows.scaled(scaling).to(model.dtype)
 
-    rows = scaled(train)
+    rows = scaled(clients.train)
     if isinstance(model, Network):
         model = _with_kernel(session, model, rows)
     t = options.training
     training = Training(t.local_steps, t.epochs, t.batch_size, t.momentum, t.proximal, t.exact)
-    test, newcomers = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
+    test, new = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
     step_size = t.step_size or _safe_step_size(session, model, rows)
-    return Prepared(model, scaling, rows, test, newcomers, training, step_size)
+    return Prepared(model, scaling, rows, test, newcomers(new, options.seed), training, step_size, options.seed)
+
+
+def learnt_scaling(session: Session, clients: Clients, *, divide: bool, degree: int = 1) -> Scaling:
+    """Learn the scaling from federated sums."""
+    regression = clients.schema.task == "regression"
+    how: dict[str, Any] = {"divide": divide, "real_target": regression, "degree": degree}
+    program = partial(preparation.learn_scaling, shape=clients.train.shape, **how)
+    found: Scaling = session.run("prepare", clients.train, [program], Scaling, 1).states[0]
+    return found
 
 
 def _with_kernel(session: Session, model: Network, rows: Ragged) -> Network:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.runs.comparison import about, write_comparison
-from coterie.selection.run import Tell, compare
+from coterie.methods.session import Watch
+from coterie.selection.run import compare
 from coterie.config import FitOptions, check_options, options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
@@ -19,7 +20,7 @@ _FOLDER = "comparison"
 
 
 def settled_run(
-    folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Tell | None = None
+    folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Watch | None = None
 ) -> FitOptions:
     """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's"""
     check_options(chosen)
@@ -34,7 +35,7 @@ def settled_run(
     return decided
 
 
-def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Tell | None) -> FitOptions:
+def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Watch | None) -> FitOptions:
     """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
     inside = folder / _FOLDER
     if not inside.exists():

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from coterie.engines.in_process import Round
     from coterie.methods.session import Watch
 
-__all__ = ["complain", "counting", "err", "out", "progress", "warn"]
+__all__ = ["complain", "err", "out", "progress", "warn"]
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
 out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
@@ -46,25 +46,6 @@ def progress() -> "Iterator[Watch | None]":
                 tasks[phase] = bar.add_task(phase, total=total, said="")
             completed = min(done.round if total > 1 else 1, total)
             bar.update(tasks[phase], completed=completed, total=total, said=_said(done.info))
-
-        yield watch
-
-
-@contextmanager
-def counting() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Show a bar for each part of something that is counted, on a terminal; nothing elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-
-    if not err.is_terminal:
-        yield None
-        return
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def watch(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
 
         yield watch
 

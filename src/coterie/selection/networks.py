@@ -5,7 +5,7 @@ How long networks train is chosen by the same held-out rows as everything else: 
 model. Folds cannot share passes over the rows here, so that each costs a fit: three are the default, not five.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,6 @@ from coterie.data.ragged import Ragged
 from coterie.evaluate import Measured
 from coterie.models import Model
 from coterie.protocol import Replies
-from coterie.selection.folds import fold_by_fold, support_and_query, thinned
 from coterie.selection.networks_fit import ALONE, MOMENTUM, STEPS, TUNED, Served, Shared, Trainer
 from coterie.selection.result import FitAdvice, Setting
 from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
@@ -33,7 +32,6 @@ _STRUCTURES = ("global", "clusters", "representation", "local", "shrunk")
 _ROWS = 2000  # of a client that networks are trained on, at most
 _LARGEST = 1e6  # mean loss of a row: more is said of no network, also when it diverged
 
-Told = Callable[[str], None]
 Every = list[Sequence[Served]]  # [F] one fit for each setting: without each fold, and to all training rows
 
 
@@ -63,16 +61,15 @@ class Networks:
     @cached_property
     def trainer(self) -> Trainer:
         """How all of them are trained; not on more rows of a client than networks need."""
-        rows = thinned(self.task.train, _ROWS, self.task.seed).to(self.model.dtype)
-        return Trainer(self.model, rows, self.rounds, self.starts, self.task.seed, self.task.scaling)
+        rows = self.task.train.thinned(_ROWS, seed=self.task.seed).to(self.model.dtype)
+        return Trainer(self.task.session, self.model, rows, self.rounds, self.starts, self.task.seed, self.task.scaling)
 
     @cached_property
     def sides(self) -> list[tuple[Ragged, Ragged | None]]:
         """[F] what is trained on, and what judges: every fold in turn, and test rows."""
         every, dtype = self.trainer.rows, self.model.dtype
-        folds = fold_by_fold(every, self.task.problem.n_folds, self.task.seed)
-        parts = [(part.to(dtype), held.to(dtype)) for part, held in folds]
-        return [*parts, (every, None if self.task.test is None else self.task.test.to(dtype))]
+        folds = every.fold_by_fold(self.task.problem.n_folds, seed=self.task.seed)
+        return [*folds, (every, None if self.task.test is None else self.task.test.to(dtype))]
 
     def notes(self, chosen: str) -> tuple[str, ...]:
         """What a reader should know."""
@@ -85,14 +82,12 @@ class Networks:
             )
         return tuple(said)
 
-    def fitted(self, wanted: Sequence[str], told: Told) -> tuple[dict[str, Found], dict[str, Sequence[Served]]]:
+    def fitted(self, wanted: Sequence[str]) -> tuple[dict[str, Found], dict[str, Sequence[Served]]]:
         """Fit and judge structures; and hand over what all training rows gave, one for each setting."""
         found, final = dict[str, Found](), dict[str, Sequence[Served]]()
-        told("global")
         common = [self.trainer.common(rows) for rows, _ in self.sides]
         found["global"], final["global"] = self._found("global", [*common], "rounds", self.rounds)
         for name in (one for one in _STRUCTURES[1:] if one in wanted):
-            told(name)
             found[name], final[name] = self._structure(name, common, found["global"].judged)
         return found, final
 
@@ -157,8 +152,7 @@ class Networks:
     def on_newcomers(self, found: dict[str, Found], fits: dict[str, Sequence[Served]], settings: dict[str, int]) -> New:
         """Judge the fits with the chosen settings by new clients, who show a few labelled rows."""
         assert self.task.newcomers is not None
-        parts = support_and_query(self.task.newcomers, self.task.few_shot, self.task.seed)
-        support, query = (part.to(self.model.dtype) for part in parts)
+        support, query = (part.to(self.model.dtype) for part in self.task.newcomers)
         out: New = {}
         for name, j in settings.items():
             got = _replies([[fits[name][j].on_new(support, query)]], self.task.problem.is_regression)

@@ -20,12 +20,13 @@ from coterie.algorithms.ifca import ifca
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.starts import Start
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
+from coterie.engines.drive import Program
 from coterie.evaluate import Measured, Placed
 from coterie.local import Training, worst_if_nan
 from coterie.methods.baselines import measured_models, placed
 from coterie.methods.personal.measure import Fit, personal_start
 from coterie.methods.personal.model import Personal, trained
+from coterie.methods.session import Session
 from coterie.models import Model, last_layers
 from coterie.protocol import Algorithm
 
@@ -54,6 +55,7 @@ class Served(Protocol):
 class Shared:
     """Networks [K, P] that clients have in common: each takes the one with the lowest loss."""
 
+    session: Session
     model: Model
     theta: Tensor
     rows: Ragged
@@ -61,30 +63,32 @@ class Shared:
     @cached_property
     def placed(self) -> Placed:
         """Which is whose, by the rows that they were trained on."""
-        return placed(self.model, self.theta, self.rows)
+        return placed(self.model, self.theta, self.rows, self.session)
 
     def on(self, rows: Ragged) -> Measured:
         """Measure the network of a client's group."""
-        return measured_models(self.model, self.theta, self.placed.label, rows)
+        return measured_models(self.model, self.theta, self.placed.label, rows, self.session)
 
     def on_new(self, support: Ragged, query: Ragged) -> Measured:
         """Take the group with the lowest loss."""
-        return measured_models(self.model, self.theta, placed(self.model, self.theta, support).label, query)
+        label = placed(self.model, self.theta, support, self.session).label
+        return measured_models(self.model, self.theta, label, query, self.session)
 
 
 @dataclass(frozen=True)
 class Own:
     """Networks of which a part, or all, is a client's own."""
 
+    session: Session
     personal: Personal
 
     def on(self, rows: Ragged) -> Measured:
         """Measure a client's own."""
-        return self.personal.measured(rows, self.personal.own)
+        return self.personal.measured(rows, self.personal.own, self.session)
 
     def on_new(self, support: Ragged, query: Ragged) -> Measured:
         """Fit what is a client's own to its labelled rows."""
-        return self.personal.measured(query, self.personal.adapted(support))
+        return self.personal.measured(query, self.personal.adapted(support, session=self.session), self.session)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class Trainer:
 
     Attributes
     ----------
+    session : Session
+        What runs it.
     model : Model
         What is trained.
     rows : Ragged
@@ -107,6 +113,7 @@ class Trainer:
         That rows were made with.
     """
 
+    session: Session
     model: Model
     rows: Ragged
     rounds: tuple[int, ...]
@@ -118,14 +125,17 @@ class Trainer:
     def step_size(self) -> float:
         """The step with which FedAvg's training loss falls furthest; all structures take it."""
         programs = [partial(self._fedavg, step_size=step, rounds=_TRIED) for step in _STEP_SIZES]
-        states = InProcess(self.rows).run(programs).states
-        fits = [Shared(self.model, state.theta[None], self.rows) for state in states]
+        states = self._run("step size", self.rows, programs)
+        fits = [Shared(self.session, self.model, state.theta[None], self.rows) for state in states]
         return _STEP_SIZES[_least([_total(fit.on(self.rows)) for fit in fits])]
 
     def _fedavg(self, state: Any, *, step_size: float, rounds: int) -> Algorithm:
         return fedavg(
             state, model=self.model, rounds=rounds, step_size=step_size, seed=self.seed, training=self._training
         )
+
+    def _run(self, phase: str, rows: Ragged, programs: Sequence[Program]) -> list[Any]:
+        return self.session.run(phase, rows, programs, None, self.rounds[-1]).states
 
     @property
     def _training(self) -> Training:
@@ -134,8 +144,8 @@ class Trainer:
     def common(self, rows: Ragged) -> list[Shared]:
         """One network for all, after each number of rounds."""
         program = partial(_snapshots, partial(self._fedavg, step_size=self.step_size), self.rounds)
-        (thetas,) = InProcess(rows).run([program]).states
-        return [Shared(self.model, theta[None], rows) for theta in thetas]
+        (thetas,) = self._run("global", rows, [program])
+        return [Shared(self.session, self.model, theta[None], rows) for theta in thetas]
 
     def groups(self, rows: Ragged, n_clusters: int) -> list[Shared]:
         """Groups, from several starts side by side; the one that fits its training rows best is kept."""
@@ -145,14 +155,17 @@ class Trainer:
             partial(_snapshots, partial(ifca, seed=self.seed + start, **how), self.rounds)
             for start in range(self.starts)
         ]
-        runs = [[Shared(self.model, theta, rows) for theta in run] for run in InProcess(rows).run(programs).states]
+        runs = [
+            [Shared(self.session, self.model, theta, rows) for theta in run]
+            for run in self._run("clusters", rows, programs)
+        ]
         return runs[_least([_total(run[-1].on(rows)) for run in runs])]
 
     def heads(self, rows: Ragged) -> list[Own]:
         """A shared body and a head each, after each number of rounds."""
         layers, seed, how = last_layers(self.model, 1), self.seed, self._training
         fit = Fit(personal_start(self.model, layers, seed=seed), self.step_size, how, seed)
-        engine, kept = InProcess(rows), list[Own]()
+        engine, kept = self.session.engine(rows), list[Own]()
 
         def program(state: None) -> Algorithm:
             now = None
@@ -161,9 +174,14 @@ class Trainer:
                     now, model=self.model, rounds=rounds, step_size=self.step_size, seed=seed, head=how, body=how
                 )
                 private = {name: value.clone() for name, value in engine.private[0].items()}
-                kept.append(Own(trained(self.model, layers, now.theta, private, rows, fit, self.scaling)))
+                kept.append(
+                    Own(
+                        self.session,
+                        trained(self.model, layers, now.theta, private, rows, fit, self.scaling, self.session),
+                    )
+                )
 
-        engine.run([program])
+        self._run("representation", rows, [program])
         return kept
 
     def alone(self, rows: Ragged) -> list[Own]:
@@ -177,7 +195,7 @@ class Trainer:
 
     def _tuned(self, start: Tensor, rows: Ragged, how: Training) -> Own:
         fit = Fit(start, self.step_size, how, self.seed)
-        return Own(trained(self.model, (), start, {}, rows, fit, self.scaling))
+        return Own(self.session, trained(self.model, (), start, {}, rows, fit, self.scaling, self.session))
 
 
 def _snapshots(

@@ -6,30 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from coterie.select import Difference
+
 __all__ = ["ORDER", "Comparison", "Difference", "FitAdvice", "Grouping", "Structure", "Trial"]
 
 ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
 
 Setting = dict[str, int | float | str]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A structure's score minus another's, paired over judged clients that are no outliers; above 0 it is better.
-
-    `low` and `high` are the ends of a 95 % interval (t distribution), in nats per row.
-    """
-
-    mean: float
-    stderr: float
-    low: float
-    high: float
-    clients: int
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval does not contain 0."""
-        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)

@@ -2,32 +2,30 @@
 """Compare structures: one protocol for all, the choice, and what comes of it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
+from coterie.algorithms.random_effects import Prior
 from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
-from coterie.methods.session import model_for
-from coterie.protocol import Save
-from coterie.selection.choice import OUTLIER, difference, outlying, simplest
-from coterie.selection.clusters import Clusters
+from coterie.methods.session import Session, Watch, model_for
+from coterie.protocol import Algorithm
+from coterie.select import difference, simplest
+from coterie.selection.choice import OUTLIER, outlying
 from coterie.selection.density import density_newcomers, fit_densities
-from coterie.selection.folds import support_and_query, thinned, with_support
 from coterie.selection.networks import FOLDS, Networks
-from coterie.selection.prior import Prior
-from coterie.selection.problem import Problem
 from coterie.selection.result import ORDER, Comparison, Setting
 from coterie.selection.structures import (
     Effort,
     Found,
-    Run,
-    begin,
     clusters,
     common_model,
     local,
@@ -40,9 +38,7 @@ from coterie.selection.structures import (
 from coterie.selection.summary import Evidence, New, summarised
 from coterie.selection.task import Task, checked
 
-__all__ = ["Tell", "chosen_setting", "compare"]
-
-Tell = Callable[[str, int, int], None]
+__all__ = ["chosen_setting", "compare"]
 
 MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
@@ -69,7 +65,7 @@ def compare(
     seed: int = 0,
     quick: bool = False,
     tolerance: float = TOLERANCE,
-    watch: Tell | None = None,
+    watch: Watch | None = None,
 ) -> Comparison:
     """Find the structure of the clients.
 
@@ -97,32 +93,31 @@ def compare(
         A simpler structure is as good as the best if its score is worse by at most this, one standard error, or 3 % of the
         best one's gain over one model for all; 0.005 is half a percent of the error.
     watch : callable, optional
-        Called with the structure that begins, its number, and the total.
+        Told of every round: for which structure, what happened, and how many rounds are expected.
     """
     began = time.perf_counter()
     layers = options({"model": {"hidden": hidden}}).model.hidden
     folds = folds if folds is not None else FOLDS if layers else _FOLDS
     wanted = checked(clients, structures, layers, folds, few_shot)
+    session = Session(options({"seed": seed}), watch=watch)
     most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
     effort = replace(Effort() if clients.schema.task == "regression" else _CLASSES, **most)
     if quick:
         effort = replace(_QUICK, **{name: min(given, getattr(_QUICK, name)) for name, given in most.items()})
-    task = Task.of(clients, folds, few_shot, seed)
-    told = _teller(watch, wanted)
+    task = Task.of(session, clients, folds, few_shot)
     if clients.schema.task == "none":
-        evidence, new = _densities(task, wanted, effort, tolerance, told)
-        made = summarised(clients, task.problem, task.scaling, evidence, new)
+        evidence, new = _densities(task, wanted, effort, tolerance)
+        made = summarised(clients, task, evidence, new)
     elif layers:
         model = model_for(clients, options({"model": {"hidden": layers}}), None)
         rounds = _ROUNDS[:2] if quick else _ROUNDS
         networks = Networks(task, model, layers, rounds, min(effort.starts, _STARTS), effort.max_clusters)
-        made = _networks(clients, networks, wanted, tolerance, told)
+        made = _networks(clients, networks, wanted, tolerance)
     else:
-        found, place = _fitted(task, wanted, effort, told)
+        found, place = _fitted(task, wanted, effort)
         evidence = _chosen(task, found, tolerance)
         new = {} if task.newcomers is None else _new_clients(task, evidence)
-        made = summarised(clients, task.problem, task.scaling, evidence, new, place=place)
-    told("")
+        made = summarised(clients, task, evidence, new, place=place)
     settings = {
         "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick, **most,
     }  # fmt: skip
@@ -130,11 +125,13 @@ def compare(
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
 
 
-def chosen_setting(structure: str, rows: Ragged, scaling: Scaling, n_classes: int, *, seed: int) -> Setting:
+def chosen_setting(session: Session, structure: str, rows: Ragged, scaling: Scaling, n_classes: int) -> Setting:
     """Choose the setting of one structure as `compare` does, on rows that are ready to be fitted.
 
     Parameters
     ----------
+    session : Session
+        What runs it; its seed deals the folds.
     structure : {"local", "shrunk", "representation"}
         Whose setting.
     rows : Ragged
@@ -143,53 +140,35 @@ def chosen_setting(structure: str, rows: Ragged, scaling: Scaling, n_classes: in
         That they were made with.
     n_classes : int
         0 for regression.
-    seed : int
-        Of folds.
     """
     problem = Problem(rows.shape[0], n_classes, _FOLDS, tuple(range(_FOLDS + 1)))
-    task = Task(problem, scaling, rows.to(torch.float64), None, None, few_shot=1, seed=seed)
+    task = Task(
+        replace(session, folder=None), problem, scaling, rows.to(torch.float64), None, None, session.options.seed
+    )
     effort = _CLASSES if n_classes else Effort()
-    found, _ = _fitted(task, ("global", structure), effort, _teller(None, ()))
+    found, _ = _fitted(task, ("global", structure), effort)
     return found[structure].settings[_chosen(task, found, TOLERANCE).settings[structure]]
 
 
-def _teller(watch: Tell | None, wanted: tuple[str, ...]) -> Callable[[str], None]:
-    """Count what is begun."""
-    begun: list[str] = []
-
-    def told(name: str) -> None:
-        if watch is not None:
-            watch(name or "done", len(begun) if name else len(wanted), len(wanted))
-        begun.extend([name] if name in wanted else [])
-
-    return told
-
-
 # -- fitting ----------------------------------------------------------------------------------------------------------
-def _fitted(
-    task: Task, wanted: tuple[str, ...], effort: Effort, told: Callable[[str], None]
-) -> tuple[dict[str, Found], Tensor]:
-    """Fit and judge all structures."""
-    found: dict[str, Found] = {}
-    place: list[Tensor] = []
-
-    def program(state: None) -> Run:
-        yield from begin(task.problem)
-        told("global")
-        found["global"] = yield from common_model(task.problem, effort)
-        base, penalty = _base(found["global"], task.judged)
-        for name in ("local", "shrunk", "representation", "clusters"):
-            if name == "shrunk" or name in wanted:  # others begin with what is learnt for it
-                told(name)
-                found[name] = yield from _structure(name, task, effort, found, base, penalty)
-                yield Save(None)
-        place.append((yield from map_of_clients(task.problem, base, _free(found["shrunk"]))))
-
-    InProcess(task.rows).run([program])
+def _fitted(task: Task, wanted: tuple[str, ...], effort: Effort) -> tuple[dict[str, Found], Tensor]:
+    """Fit and judge all structures; and where clients' models lie, for a map."""
+    found = {"global": _run(task, "global", common_model(task.problem, effort), effort.steps)}
+    base, penalty = _base(found["global"], task.judged)
+    for name in ("local", "shrunk", "representation", "clusters"):
+        if name == "shrunk" or name in wanted:  # others begin with what is learnt for it
+            program = _structure(name, task, effort, found, base, penalty)
+            found[name] = _run(task, name, program, 2 * effort.rounds)
+    place = _run(task, None, map_of_clients(task.problem, base, _free(found["shrunk"])), 1)
     if "mixture" in wanted and task.problem.is_regression:
-        told("mixture")
         found["mixture"] = _mixture(task, effort, found["global"])
-    return {name: found[name] for name in ORDER if name in wanted and name in found}, place[0]
+    return {name: found[name] for name in ORDER if name in wanted and name in found}, place
+
+
+def _run(task: Task, phase: str | None, program: Algorithm, total: int, rows: Ragged | None = None) -> Any:
+    """Let the session run a structure's program; clients keep what they have learnt in those before."""
+    rows = task.rows if rows is None else rows
+    return task.session.run(phase, rows, [lambda state: program], None, total, goes_on=True).states[0]
 
 
 def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
@@ -211,7 +190,9 @@ def _free(found: Found) -> Prior:
     return last
 
 
-def _structure(name: str, task: Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float) -> Run:
+def _structure(
+    name: str, task: Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float
+) -> Algorithm:
     """Fit and judge one structure.  -> Found, or None where clients or features are too few"""
     problem, m = task.problem, task.n_clients
     if name == "local":
@@ -229,12 +210,9 @@ def _mixture(task: Task, effort: Effort, common: Found) -> Found:
     """Mixtures within clients, with at most so many rows of each."""
     base, _ = _base(common, task.judged)
     best = _best_penalty(common, task.judged)
-    rows = thinned(task.rows, MIXTURE_ROWS, task.seed)
-
-    def program(state: None) -> Run:
-        return (yield from mixture(task.problem, effort, base, common.judged.at(best), task.seed))
-
-    found: Found = InProcess(rows).run([program]).states[0]
+    rows = task.rows.thinned(MIXTURE_ROWS, seed=task.seed)
+    program = mixture(task.problem, effort, base, common.judged.at(best), task.seed)
+    found: Found = _run(task, "mixture", program, 2 * effort.mixture_rounds * (effort.max_components - 1), rows)
     return found
 
 
@@ -257,7 +235,7 @@ def _chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     best = scores[may].nanmean(1).max()
     tolerance = max(tolerance, _SHARE * float(best - scores[list(found).index("global")].nanmean()))
     order = sorted(range(len(scores)), key=lambda j: _complexity(*list(settings.items())[j], found))
-    winner = list(found)[order[simplest(scores[order], tolerance, [may[j] for j in order])]]
+    winner = list(found)[order[simplest(scores[order], tolerance=tolerance, eligible=[may[j] for j in order])]]
     barred = tuple(name for name, can in zip(found, may, strict=True) if not can)
     return Evidence(found, settings, winner, task.judged, odd, score, tolerance, barred)
 
@@ -297,54 +275,45 @@ def _setting(one: Found, counted: Tensor, tolerance: float) -> int:
         for j, setting in enumerate(one.settings):
             kinds.setdefault(tuple(setting), []).append(j)
         best = [max(some, key=lambda j: float(scores[j].nanmean())) for some in kinds.values()]
-        return best[simplest(scores[best], tolerance)]
-    return simplest(scores, tolerance, one.eligible)
+        return best[simplest(scores[best], tolerance=tolerance)]
+    return simplest(scores, tolerance=tolerance, eligible=one.eligible)
 
 
 # -- new clients ------------------------------------------------------------------------------------------------------
 def _new_clients(task: Task, evidence: Evidence) -> New:
     """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
     assert task.newcomers is not None
-    problem = replace(task.problem, held=(task.problem.n_folds,))
-    rows = with_support(task.newcomers, task.few_shot, problem.n_folds, task.seed)
-    out: New = {}
-
-    def program(state: None) -> Run:
-        yield from begin(problem)
-        for name, one in evidence.found.items():
-            out[name] = yield from on_newcomers(one, evidence.settings[name], problem)
-
-    InProcess(rows).run([program])
-    return out
+    problem = replace(task.problem, n_folds=1, held=(1,))
+    support, query = task.newcomers
+    rows = support.with_folds(1, seed=task.seed, test=query)
+    return {
+        name: _run(task, None, on_newcomers(one, evidence.settings[name], problem), 1, rows)
+        for name, one in evidence.found.items()
+    }
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------
-def _networks(
-    clients: Clients, networks: Networks, wanted: tuple[str, ...], tolerance: float, told: Callable[[str], None]
-) -> Comparison:
+def _networks(clients: Clients, networks: Networks, wanted: tuple[str, ...], tolerance: float) -> Comparison:
     """Networks in place of linear models."""
     task = networks.task
-    found, fits = networks.fitted(wanted, told)
+    found, fits = networks.fitted(wanted)
     evidence = _chosen(task, {name: found[name] for name in ORDER if name in found}, tolerance)
     new: New = {}
     if task.newcomers is not None:
         new = networks.on_newcomers(found, fits, evidence.settings)
-    made = summarised(clients, task.problem, task.scaling, evidence, new, words=networks)
+    made = summarised(clients, task, evidence, new, words=networks)
     return replace(made, notes=networks.notes(evidence.chosen))
 
 
 # -- without a target -------------------------------------------------------------------------------------------------
-def _densities(
-    task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, told: Callable[[str], None]
-) -> tuple[Evidence, New]:
+def _densities(task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float) -> tuple[Evidence, New]:
     """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
-    found, fits = fit_densities(task.train, task.test, wanted, effort, task.problem.n_folds, task.seed, told)
+    found, fits = fit_densities(task, wanted, effort)
     evidence = _chosen(task, found, tolerance)
     new: New = {}
     if task.newcomers is not None:
-        support, query = support_and_query(task.newcomers, task.few_shot, task.seed)
         for name in ("global", "mixture"):
             if name in found:
                 fit = fits[name][evidence.settings[name]]
-                new[name] = density_newcomers(fit, support, query, own=name == "mixture")
+                new[name] = density_newcomers(task, fit, own=name == "mixture")
     return evidence, new

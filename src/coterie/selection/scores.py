@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem, noise_level
 from coterie.protocol import Replies
-from coterie.selection.problem import Problem, noise_level
 
 __all__ = ["Judged", "common_noise", "joined", "judged_newcomers", "judged_rows", "normal_score"]
 

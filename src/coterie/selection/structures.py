@@ -5,29 +5,32 @@ Each is a generator that asks clients and returns what it `Found`. All of them g
 needs of another (everything begins with the model for all) is handed on.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.protocol import Ask, Replies, Sum
-from coterie.selection.clusters import Clusters, fit_global, grow, judge_clusters_ask
-from coterie.selection.fedprox import fit_fedprox
-from coterie.selection.mixed import Mixed, fit_mixed, judge_mixed_ask
-from coterie.selection.prior import Kind, Prior, fit_effects, judge_effects_ask, low_rank, ridge_prior
-from coterie.selection.problem import Problem, Run, answered, keep_products
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.newton_fedprox import newton_fedprox
+from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca, nobody_yet
+from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_model
+from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
+from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
+from coterie.errors import RunError
+from coterie.protocol import Algorithm, Ask, Replies, Save
 from coterie.selection.result import Setting
 from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
-from coterie.selection.shape import Shape, fit_shape, judge_shape_ask
 
 __all__ = [
-    "KINDS", "Effort", "Found", "Run", "Within", "begin", "clusters", "common_model", "local", "map_of_clients", "mixture",
+    "KINDS", "Effort", "Found", "Within", "answered", "clusters", "common_model", "local", "map_of_clients", "mixture",
     "on_newcomers", "prior_for", "representation", "shrunk",
 ]  # fmt: skip
 
 KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
 _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
+_NEAR = slice(2, 3)  # the penalty whose model FedProx begins with
 _STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
 _LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
@@ -51,7 +54,7 @@ class Within:
     """A mixture within clients, and what a mixture of noises alone would be."""
 
     mixed: Mixed
-    shape: Shape
+    noise: NoiseModel
 
 
 @dataclass(frozen=True)
@@ -72,91 +75,91 @@ class Found:
     margin: Tensor | None = None  # [J, M]
 
 
-def on_newcomers(found: Found, setting: int, problem: Problem) -> Run:
+def on_newcomers(found: Found, setting: int, problem: Problem) -> Algorithm:
     """Judge the last fit by new clients.  -> scores [M], squared errors or shares of rows predicted right [M], rows [M]"""
     fit, noise = found.fits[setting], found.judged.noise[setting : setting + 1]
     if isinstance(fit, Within):
-        last, shape = (_last(part) for part in (fit.mixed, fit.shape))
-        got = yield from answered(judge_mixed_ask(last, problem))
-        noise_only = yield from answered(judge_shape_ask(shape, problem))
+        got = yield from answered(judge_mixed_ask(fit.mixed.last(), problem))
+        noise_only = yield from answered(judge_noise_ask(fit.noise.last(), problem))
         rows = got["rows"][:, -1, 0]
         return _beyond_noise(got, noise_only)[:, -1] / rows, got["right"][:, -1, 0] / rows, rows
     if isinstance(fit, Clusters):
-        got = yield from answered(judge_clusters_ask(_last(fit), problem))
+        got = yield from answered(judge_clusters_ask(fit.last(), problem))
     else:
-        got = yield from answered(judge_effects_ask(_last(fit), problem, f"judged {found.name}"))
+        got = yield from answered(judge_effects_ask(fit.last(), problem, f"judged {found.name}"))
     score, right, rows = judged_newcomers(got, problem, noise)
     return score[0], right[0], rows
 
 
-def _last(fit: Any) -> Any:
-    """The fit on all training rows."""
-    return type(fit)(*(value[-1:] for value in vars(fit).values()))
+def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
+    """Ask everybody, where there is no going on without all answers."""
+    got = yield ask
+    if got is None or len(got.missing):
+        raise RunError("a client did not say how it is served", "see that all nodes are there, and compare again")
+    return got
 
 
-def _one(prior: Prior, j: int) -> Prior:
-    at = slice(j, j + 1)
-    return Prior(prior.mean[:, at], prior.root[:, at], prior.noise[:, at])
-
-
-def begin(problem: Problem) -> Run:
-    """Let clients form what they need of their rows."""
-    if problem.is_regression:
-        yield Ask(keep_products, {"problem": problem}, {"n": Sum()}, fresh=problem.fresh, scratch=problem.n_features)
-
-
-def common_model(problem: Problem, effort: Effort) -> Run:
+def common_model(problem: Problem, effort: Effort) -> Algorithm:
     """One model for all: of all rows together, with each penalty, or FedProx's, with each strength.  -> Found"""
-    plain: Clusters = yield from fit_global(problem, _COMMON_PENALTIES, effort.steps)
-    near: Clusters = yield from fit_fedprox(_start(plain, 2), problem, _STRENGTHS)
-    theta, noise, objective = (
-        torch.cat([getattr(fit, name) for fit in (plain, near)], 1) for name in ("theta", "noise", "objective")
-    )
-    fit = Clusters(theta, noise, objective, plain.bend)
+    plain: Clusters = yield from _for_all(problem, _COMMON_PENALTIES, effort)
+    near = yield from newton_fedprox(None, start=plain.theta[:, _NEAR], problem=problem, strengths=_STRENGTHS)
+    every = list(range(len(_COMMON_PENALTIES))) + len(_STRENGTHS) * [_NEAR.start]  # FedProx begins with a penalty's
+    theta = torch.cat([plain.theta, near.theta], 1)
+    fit = Clusters(theta, plain.noise[:, every], plain.objective[:, every], plain.hessian)
     got = yield from answered(judge_clusters_ask(fit, problem))
     settings: list[Setting] = [{"penalty": l2} for l2 in _COMMON_PENALTIES]
     settings += [{"proximal": strength} for strength in _STRENGTHS]
-    fits = tuple(_start(fit, j) for j in range(len(settings)))
+    fits = tuple(fit.setting(j) for j in range(len(settings)))
     return Found("global", tuple(settings), judged_rows(got, problem), fits, free=True)
 
 
-def _start(fit: Clusters, j: int) -> Clusters:
-    at = slice(j, j + 1)
-    return Clusters(fit.theta[:, at], fit.noise[:, at], fit.objective[:, at], fit.bend)
+def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
+    """One model for all rows together, with each penalty.  -> Clusters with K = 1"""
+    start = nobody_yet(problem, len(penalties))
+    how: dict[str, Any] = {"n_clusters": 1, "penalties": penalties, "rounds": effort.steps}
+    return (yield from newton_ifca(None, start=start, problem=problem, **how))
 
 
-def local(problem: Problem, effort: Effort, base: Clusters) -> Run:
+def local(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
     """One model each.  -> Found"""
     prior = yield from _noisy(ridge_prior(problem, _LOCAL_PENALTIES, len(problem.held), base.noise[:, 0]), problem)
     return (yield from _judged("local", prior, problem, {"penalty": _LOCAL_PENALTIES}, free=True))
 
 
-def _noisy(prior: Prior, problem: Problem) -> Run:
+def _noisy(prior: Prior, problem: Problem) -> Algorithm:
     """Learn the noise around local models.  -> Prior"""
     if not problem.is_regression:
         return prior
-    return (yield from fit_effects(prior, problem=problem, kinds=(), rounds=5, tag="local", learn=False))
+    return (yield from random_effects(None, start=prior, problem=problem, kinds=(), rounds=5, tag="local", learn=False))
 
 
-def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Run:
+def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
     """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found
 
     The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
     """
-    simple = yield from fit_effects(
-        _around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
+    simple = yield from random_effects(
+        None, start=_around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
     )
-    free = yield from fit_effects(_one(simple, 2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk")
-    every = Prior(*(torch.cat([a, b], 1) for a, b in zip(vars(simple).values(), vars(free).values(), strict=True)))
+    free = yield from random_effects(
+        None, start=simple.setting(2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk"
+    )
+    mean, root, noise = (torch.cat([getattr(p, n) for p in (simple, free)], 1) for n in ("mean", "root", "noise"))
+    every = Prior(mean, root, noise)
     return (yield from _judged("shrunk", every, problem, {"prior": KINDS}, keep=len(KINDS) - 1))
 
 
-def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Run:
+def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Algorithm:
     """Models around a common one, in a subspace of few dimensions.  -> Found"""
     ranks = tuple(range(1, most + 1))
     kinds: tuple[Kind, ...] = tuple("full" for _ in ranks)
-    prior = yield from fit_effects(
-        low_rank(free, base.bend, ranks), problem=problem, kinds=kinds, rounds=effort.rounds // 2, tag="representation"
+    prior = yield from random_effects(
+        None,
+        start=low_rank(free, base.hessian, ranks),
+        problem=problem,
+        kinds=kinds,
+        rounds=effort.rounds // 2,
+        tag="representation",
     )
     return (yield from _judged("representation", prior, problem, {"rank": ranks}))
 
@@ -170,20 +173,25 @@ def _around(problem: Problem, base: Clusters, n: int) -> Prior:
 
 def _judged(
     name: str, prior: Prior, problem: Problem, values: dict[str, Any], *, keep: int | None = None, free: bool = False
-) -> Run:
+) -> Algorithm:
     """Judge a prior with each setting.  -> Found"""
     got = yield from answered(judge_effects_ask(prior, problem, f"judged {name}", keep=keep))
     ((key, each),) = values.items()
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
-    return Found(name, settings, judged_rows(got, problem), tuple(_one(prior, j) for j in range(len(each))), free)
+    return Found(name, settings, judged_rows(got, problem), tuple(prior.setting(j) for j in range(len(each))), free)
 
 
-def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int) -> Run:
+def clusters(
+    problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int
+) -> Algorithm:
     """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found"""
     fits, every, labels, margins = [], [], [], []
     fit = base
-    for _ in range(2, most + 1):
-        fit = yield from grow(fit, problem, penalty=penalty, starts=effort.starts, rounds=effort.steps, seed=seed)
+    for k in range(2, most + 1):
+        fit = yield from newton_ifca(
+            None, start=fit, problem=problem, n_clusters=k, penalties=(penalty,), rounds=effort.steps,
+            starts=effort.starts, seed=seed,
+        )  # fmt: skip
         got = yield from answered(judge_clusters_ask(fit, problem))
         fits.append(fit)
         every.append(judged_rows(got, problem))
@@ -203,23 +211,23 @@ def clusters(problem: Problem, effort: Effort, base: Clusters, most: int, penalt
     )
 
 
-def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Run:
+def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Algorithm:
     """Components that every client has, in its own proportions; `plain` judges the model for all.  -> Found"""
     fits, every, v = [], [], problem.n_folds
     sizes = tuple(range(2, effort.max_components + 1))
     how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds}
+    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
     for n_components in sizes:
-        at = (base.theta[:, 0, 0], base.noise[:, 0])
-        mixed = yield from fit_mixed(*at, n_components=n_components, starts=effort.starts, seed=seed, **how)
-        shape = yield from fit_shape(*at, n_components=n_components, **how)
+        mixed = yield from row_mixture(None, n_components=n_components, starts=effort.starts, seed=seed, **how)
+        noises = yield from noise_model(None, n_components=n_components, **how)
         got = yield from answered(judge_mixed_ask(mixed, problem))
-        noise = yield from answered(judge_shape_ask(shape, problem))
+        noise = yield from answered(judge_noise_ask(noises, problem))
         right, n = (got[field][:, :, 0] for field in ("right", "rows"))  # [M, F]
         value, rows = _beyond_noise(got, noise), n[:, :v].sum(1)
         each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
         score, error, test_score, test_error = (one[None] for one in each)
         every.append(Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise))
-        fits.append(Within(mixed, shape))
+        fits.append(Within(mixed, noises))
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
     return Found("mixture", settings, joined(every), tuple(fits))
 
@@ -232,15 +240,15 @@ def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
     return value
 
 
-def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Run:
+def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Algorithm:
     """Where clients' models lie in the two directions in which they differ most.  -> [M, 2]"""
     most = min(2, problem.n_parameters)
-    got = yield from answered(judge_effects_ask(low_rank(free, base.bend, (most,)), problem, "map", effects=True))
+    got = yield from answered(judge_effects_ask(low_rank(free, base.hessian, (most,)), problem, "map", effects=True))
     place = got["effects"][:, -1, 0]
     return torch.cat([place, torch.zeros(len(place), 2 - most, dtype=place.dtype)], 1)
 
 
-def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort = Effort()) -> Run:  # noqa: B008
+def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort = Effort()) -> Algorithm:  # noqa: B008
     """Fit local, shrunk or low-rank models with one setting, as the comparison does.  -> Prior
 
     Parameters
@@ -250,21 +258,24 @@ def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort
     setting : dict
         As the comparison gave it: a penalty, a kind of prior, or a rank.
     """
-    yield from begin(problem)
-    fit: Clusters = yield from fit_global(problem, _COMMON_PENALTIES[-2:-1], effort.steps)
+    fit: Clusters = yield from _for_all(problem, _COMMON_PENALTIES[2:3], effort)
     if structure == "local":
         prior = ridge_prior(problem, (float(setting["penalty"]),), len(problem.held), fit.noise[:, 0])
         return (yield from _noisy(prior, problem))
     kind = next(kind for kind in KINDS if kind == setting.get("prior", "full"))
     first = kind if kind != "full" else "diagonal"
-    prior = yield from fit_effects(
-        _around(problem, fit, 1), problem=problem, kinds=(first,), rounds=effort.rounds, tag="simple"
+    prior = yield from random_effects(
+        None, start=_around(problem, fit, 1), problem=problem, kinds=(first,), rounds=effort.rounds, tag="simple"
     )
     if kind == "full":
-        prior = yield from fit_effects(prior, problem=problem, kinds=(kind,), rounds=effort.rounds, tag="shrunk")
+        prior = yield from random_effects(
+            None, start=prior, problem=problem, kinds=(kind,), rounds=effort.rounds, tag="shrunk"
+        )
     if structure == "shrunk":
         return prior
-    prior = low_rank(prior, fit.bend, (int(setting["rank"]),))
+    prior = low_rank(prior, fit.hessian, (int(setting["rank"]),))
     return (
-        yield from fit_effects(prior, problem=problem, kinds=("full",), rounds=effort.rounds // 2, tag="representation")
+        yield from random_effects(
+            None, start=prior, problem=problem, kinds=("full",), rounds=effort.rounds // 2, tag="representation"
+        )
     )

@@ -10,16 +10,18 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
 from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
 from coterie.methods.baselines import target_variance
-from coterie.selection.choice import as_good, difference, mean_and_error, names_where
-from coterie.selection.clusters import Clusters
-from coterie.selection.problem import Problem
+from coterie.select import as_good, difference, mean_and_error
+from coterie.selection.choice import names_where
 from coterie.selection.result import Comparison, FitAdvice, Grouping, Setting, Structure, Trial
 from coterie.selection.structures import Found, Within
+from coterie.selection.task import Task
 
 __all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
 
@@ -107,15 +109,18 @@ class Linear:
 
 
 def summarised(
-    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, new: New, *,
+    clients: Clients, task: Task, evidence: Evidence, new: New, *,
     place: Tensor | None = None, words: Wording | None = None,
 ) -> Comparison:  # fmt: skip
     """Put the result together; `place` [M, 2] is where clients lie on the map, where there is one."""
     names, taken = clients.names, [name for name in evidence.found if name not in evidence.barred]
     scores = torch.stack([evidence.counted(evidence.score(name)) for name in taken])
-    good = dict.fromkeys(evidence.found, False) | dict(zip(taken, as_good(scores, evidence.tolerance), strict=True))
+    good = dict.fromkeys(evidence.found, False) | dict(
+        zip(taken, as_good(scores, tolerance=evidence.tolerance), strict=True)
+    )
+    problem, scaling = task.problem, task.scaling
     words = words or Linear(problem.is_regression)
-    parts = _Parts(clients, problem, scaling, evidence, new, words)
+    parts = _Parts(clients, task, evidence, new, words)
     gain = evidence.score(evidence.chosen) - evidence.score("global")
     return Comparison(
         task=clients.schema.task,
@@ -143,8 +148,7 @@ class _Parts:
     """What structures' summaries are made of."""
 
     clients: Clients
-    problem: Problem
-    scaling: Scaling
+    task: Task
     evidence: Evidence
     new: New
     words: Wording
@@ -217,17 +221,17 @@ class _Parts:
 
     def _metric(self, right: Tensor) -> Tensor:
         """RMSE in the target's units, or accuracy."""
-        return right.clamp(min=0).sqrt() * self.scaling.y_scale if self.problem.is_regression else right
+        return right.clamp(min=0).sqrt() * self.task.scaling.y_scale if self.task.problem.is_regression else right
 
     def _overall(self, right: Tensor, rows: Tensor) -> tuple[float, float | None]:
         """Over all test rows together, and R^2."""
         there = rows > 0
         mean = (right * rows)[there].sum() / rows[there].sum()
-        if not self.problem.is_regression:
+        if not self.task.problem.is_regression:
             return float(mean), None
         assert self.clients.test is not None
-        variance = target_variance(self.clients.test)
-        squares = float(mean * self.scaling.y_scale**2)
+        variance = target_variance(self.clients.test, self.task.session)
+        squares = float(mean * self.task.scaling.y_scale**2)
         return math.sqrt(squares), 1.0 - squares / variance if variance > 0 else None
 
     def _trials(self, name: str) -> tuple[Trial, ...]:
@@ -246,9 +250,9 @@ class _Parts:
             return None
         fit = fits[self.evidence.settings[name]]
         if isinstance(fit, Clusters):
-            return _own_units(fit.theta[-1, 0], self.problem, self.scaling)
+            return _own_units(fit.theta[-1, 0], self.task.problem, self.task.scaling)
         if isinstance(fit, Within):
-            return _own_units(fit.mixed.theta[-1, 0], self.problem, self.scaling)
+            return _own_units(fit.mixed.theta[-1, 0], self.task.problem, self.task.scaling)
         return None
 
 

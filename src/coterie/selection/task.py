@@ -3,18 +3,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.preparation import Scaling, learn_scaling
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.preparation import Scaling
 from coterie.data.clients import Clients
+from coterie.data.draws import First
 from coterie.data.ragged import Ragged
-from coterie.engines.in_process import InProcess
+from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError, DataError
-from coterie.selection.folds import with_folds
-from coterie.selection.problem import Problem
+from coterie.methods.session import Session, learnt_scaling, shown_and_judged
 from coterie.selection.result import ORDER
 
 __all__ = ["Task", "checked"]
@@ -24,36 +25,33 @@ __all__ = ["Task", "checked"]
 class Task:
     """Rows with their folds, and what is fitted to them."""
 
+    session: Session
     problem: Problem
     scaling: Scaling
     train: Ragged  # scaled, as the others
     test: Ragged | None
-    newcomers: Ragged | None
-    few_shot: int
+    newcomers: tuple[Ragged, Ragged] | None  # rows that new clients show, and those that judge
     seed: int
 
     @classmethod
-    def of(cls, clients: Clients, folds: int, few_shot: int, seed: int) -> "Task":
+    def of(cls, session: Session, clients: Clients, folds: int, few_shot: int) -> "Task":
         """Scale rows, by federated sums, and deal them to folds."""
-        schema, train = clients.schema, clients.train
-        program = partial(
-            learn_scaling, shape=train.shape, divide=True, real_target=schema.task == "regression", degree=1
+        scaling = learnt_scaling(session, clients, divide=True)
+        train, test, new = (
+            None if rows is None else rows.scaled(scaling).to(torch.float64)
+            for rows in (clients.train, clients.test, clients.newcomers)
         )
-        scaling: Scaling = InProcess(train).run([program]).states[0]
-
-        def scaled(rows: Ragged | None) -> Ragged | None:
-            return None if rows is None else rows.changed(scaling.features, scaling.target).to(torch.float64)
-
-        ready = scaled(train)
-        assert ready is not None
-        n_classes = {"regression": 0, "classification": len(schema.classes), "none": 1}[schema.task]
+        assert train is not None
+        n_classes = {"regression": 0, "classification": len(clients.schema.classes), "none": 1}[clients.schema.task]
         problem = Problem(train.shape[0], n_classes, folds, tuple(range(folds + 1)))
-        return cls(problem, scaling, ready, scaled(clients.test), scaled(clients.newcomers), few_shot, seed)
+        seed = session.options.seed
+        shown = shown_and_judged(new, First(few_shot), seed=seed, purpose="few shots")
+        return cls(session, problem, scaling, train, test, shown, seed)
 
     @cached_property
     def rows(self) -> Ragged:
         """Training and test rows together, with their folds."""
-        return with_folds(self.train, self.test, self.problem.n_folds, self.seed)
+        return self.train.with_folds(self.problem.n_folds, seed=self.seed, test=self.test)
 
     @property
     def judged(self) -> Tensor:
@@ -80,6 +78,10 @@ def checked(
         raise ConfigError(f"few_shot is {few_shot}", "a new client needs at least 1 labelled row")
     if hidden and clients.schema.task == "none":
         raise DataError("networks need a target to learn", "name its column with --target, or leave hidden layers out")
+    if hidden and isinstance(clients.train, RemoteRows):
+        raise ConfigError(
+            "networks are compared where the rows are at hand", "leave hidden layers out, or name a method"
+        )
     if len(clients.train.shape) != 1:
         raise DataError(f"rows of shape {clients.train.shape} cannot be compared", "flatten the rows")
     if clients.n_clients < 2:

@@ -16,8 +16,8 @@ from coterie.data.clients import Clients
 from coterie.data.ragged import DiskRows, Ragged
 from coterie.data.readers import read
 from coterie.errors import ConfigError, DataError
+from coterie.select import difference
 from coterie.selection import ORDER, compare
-from coterie.selection.choice import difference
 from coterie.selection.result import Comparison
 from coterie.studies.common import Column, Outcome, Tell, silent
 from coterie.studies.data.images import data_folder

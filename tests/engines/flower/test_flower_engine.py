@@ -17,7 +17,7 @@ from flwr.app import Error, Message
 from coterie.algorithms.fedrep import fedrep
 from coterie.algorithms.ifca import State, ifca
 from coterie.algorithms.starts import Start
-from coterie.engines.chosen import engine_on
+from coterie.engines.chosen import engine_for
 from coterie.engines.drive import Program
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.client import _loaded, _workers
@@ -60,7 +60,7 @@ def without(*clients: int, rounds: int = 3) -> State:
 
 def far(folder: Path, **engine: Any) -> tuple[OnFlower, MemoryGrid]:
     clients, grid = connected(ROWS, folder, **{k: engine.pop(k) for k in ("timeout", "run") if k in engine})
-    made = engine_on(clients.train, **engine)
+    made = engine_for(clients.train, **engine)
     assert isinstance(made, OnFlower)
     return made, grid
 
@@ -319,14 +319,14 @@ def test_a_run_whose_server_was_killed_goes_on_as_if_nothing_had_happened(
     expected, (heads,) = whole.run([personal(4)]), whole.revealed([0])
     grid = MemoryGrid(dealt(ROWS, tmp_path / "killed", nodes=4))
     how: dict[str, Any] = {"run": "r", "nodes": 4, "test_size": 0.0, "timeout": 30.0, "poll": 0.001}
-    engine = engine_on(connect(grid, **how).train, store="fit")
+    engine = engine_for(connect(grid, **how).train, store="fit")
     state_type = type(expected.states[0])
     if every:  # a checkpoint of the first round, and then none for a long time
         with pytest.raises(KilledError):
             engine.run([personal(4)], checkpoint=path, state_type=state_type, watch=interrupt_after(2))
     with pytest.raises(KilledError):
         engine.run([personal(4)], checkpoint=path, every=every, state_type=state_type, watch=interrupt_after(stop + 1))
-    again = engine_on(connect(MemoryGrid(grid.nodes), **how).train, store="fit")
+    again = engine_for(connect(MemoryGrid(grid.nodes), **how).train, store="fit")
     done = again.run([personal(4)], checkpoint=path, state_type=state_type)
     assert_same_state(done.states[0], expected.states[0])
     (kept,) = again.revealed([0])
@@ -344,7 +344,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def test_a_new_run_starts_fresh(tmp_path: Path) -> None:
     first, grid = far(tmp_path)
     first.run([personal(2)])
-    again = engine_on(connect(grid, run="another", nodes=4, test_size=0.0, timeout=30.0, poll=0.001).train)
+    again = engine_for(connect(grid, run="another", nodes=4, test_size=0.0, timeout=30.0, poll=0.001).train)
     again.run([personal(1)])
     assert again.revealed([0])[0]["visits"].tolist() == [1] * 8
 
@@ -352,7 +352,7 @@ def test_a_new_run_starts_fresh(tmp_path: Path) -> None:
 # -- what leaves a node -----------------------------------------------------------------------------------------------
 def test_one_client_on_a_node_is_a_batch_of_one(tmp_path: Path) -> None:
     clients, _ = connected(ROWS, tmp_path, nodes=8)
-    assert_same_state(engine_on(clients.train).run([program()]).states[0], without(), atol=1e-10)
+    assert_same_state(engine_for(clients.train).run([program()]).states[0], without(), atol=1e-10)
 
 
 def test_users_steps_are_run_once_registered(tmp_path: Path) -> None:

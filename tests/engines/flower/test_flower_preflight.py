@@ -20,7 +20,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from coterie.data.clients import Clients, held_out
 from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
-from coterie.engines.chosen import engine_on
+from coterie.engines.chosen import engine_for
 from coterie.engines.flower.client import NodeData, refuse_mods
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.messages import Introduction
@@ -73,7 +73,7 @@ def test_the_same_rows_and_clients_are_held_out_as_here(tmp_path: Path) -> None:
         far, near = getattr(clients, name), getattr(here, name)
         assert far.names.tolist() == near.names.tolist()
         assert far.layout.counts.tolist() == near.layout.counts.tolist()
-        sums = [engine_on(part).ask(target_ask(torch.tensor(0.5, dtype=torch.float64))) for part in (far, near)]
+        sums = [engine_for(part).ask(target_ask(torch.tensor(0.5, dtype=torch.float64))) for part in (far, near)]
         for field in ("n", "sum", "square"):
             torch.testing.assert_close(sums[0][field], sums[1][field], rtol=1e-12, atol=1e-12)
 
@@ -143,7 +143,7 @@ def _sums(rows: Any) -> torch.Tensor:
     from coterie.models import linear_regression
 
     ask = measure_ask(linear_regression(3), torch.zeros(1, 4, dtype=torch.float64), torch.zeros(rows.n_clients).long())
-    found: torch.Tensor = engine_on(rows).ask(ask)["loss"]
+    found: torch.Tensor = engine_for(rows).ask(ask)["loss"]
     return found
 
 
@@ -170,7 +170,7 @@ def test_levels_and_classes_are_those_of_all_nodes(tmp_path: Path) -> None:
     assert clients.schema.classes == ("maybe", "no", "yes")
     assert clients.train.shape == here.train.shape == (4,)
     for part in (clients.train, here.train):
-        total = engine_on(part).ask(target_ask(torch.tensor(0.0, dtype=torch.float64)))
+        total = engine_for(part).ask(target_ask(torch.tensor(0.0, dtype=torch.float64)))
         assert float(total["sum"]) == 8.0  # class numbers 2 1 1 2 and 0 1 1 0, as in one file
 
 

@@ -18,7 +18,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 import coterie.engines.flower.catalogue
 from coterie.algorithms.fedavg import train_shared
 from coterie.algorithms.preparation import Scaling
-from coterie.data.remote import Cast, HeldOut, Part, Scaled
+from coterie.data.draws import Share
+from coterie.data.remote import Cast, Divided, Part, Scaled
 from coterie.engines.flower import registry
 from coterie.engines.flower.messages import Question, State
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
@@ -81,7 +82,7 @@ def test_tensors_keep_dtype_shape_and_every_bit(tensor: Tensor) -> None:
         Gaussian(3, "full"),
         Regression(3),
         ByCluster("share", per_cluster=True),
-        HeldOut(0.2, 7, "validation", True),
+        Divided(Share(0.2), 7, "validation", True),
     ],
 )
 def test_values_come_out_equal(value: Any) -> None:

@@ -12,6 +12,8 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from coterie import algorithms, evaluate
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.newton_ifca import ByLabel
 from coterie.algorithms.preparation import Scaling
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.local import Training
@@ -38,7 +40,7 @@ def _steps_of(module: ModuleType) -> Iterator[Step]:
 
 
 STEPS = tuple(step for module in _modules() for step in _steps_of(module))
-VALUES = (Dense, Gaussian, Network, Regression, Split, Training, Scaling)
+VALUES = (Dense, Gaussian, Network, Regression, Split, Training, Scaling, Problem, ByLabel)
 
 for _step in STEPS:
     register_step(_step)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from coterie.data.remote import AtLeast, Cast, HeldOut, Newcomers, Part, Scaled, View
+from coterie.data.draws import First, Fold, Share
+from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part, Scaled, View
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.engines.private import reveal
 from coterie.protocol import Ask, ByCluster, Mean, Stack, Sum, Tensors, WeightedMean
@@ -92,7 +93,7 @@ class Question:
     """The asks of several runs to some clients of a node."""
 
     run: str
-    part: Part
+    part: Part | Folded
     views: tuple[View, ...]
     schema: str | None  # the federation's, where it is not the node's own
     ids: Tensor  # the node's own numbers, ascending
@@ -139,6 +140,23 @@ class Refusal:
     hint: str = field(default="")
 
 
-for _kind in (Ask, Sum, Mean, WeightedMean, ByCluster, Stack, Part, Scaled, Cast, HeldOut, Newcomers, AtLeast):
+for _kind in (
+    Ask,
+    Sum,
+    Mean,
+    WeightedMean,
+    ByCluster,
+    Stack,
+    Part,
+    Folded,
+    Scaled,
+    Cast,
+    Divided,
+    Share,
+    First,
+    Fold,
+    Newcomers,
+    AtLeast,
+):
     register_value(_kind)
 register_step(reveal)

@@ -62,10 +62,7 @@ class OnFlower:
         store: str | None = None,
     ) -> None:
         self.link, self.rows = link, rows
-        self.participation = participation or Everyone()
-        self.clock: Clock | None = clock or WallClock()
-        self.seed = seed
-        self.store = store or fingerprint((rows.part, rows.views))
+        self.set_up(participation=participation, clock=clock, seed=seed, store=store)
         self.private = RemoteState()
         self.heard: Tensor = torch.zeros(rows.n_clients, dtype=torch.int64)  # answers of each client that counted
         self._number = 0  # of the last question
@@ -73,6 +70,15 @@ class OnFlower:
         assert isinstance(rows.x, Tensor)
         assert rows.y is None or isinstance(rows.y, Tensor)
         self._expected = Expected(rows.x, rows.y)
+
+    def set_up(
+        self, *, participation: Participation | None = None, clock: Clock | None = None, seed: int = 0,
+        store: str | None = None,
+    ) -> None:  # fmt: skip
+        """Say who takes part and by which clock, and under what name nodes keep private state."""
+        self.participation, self.seed = participation or Everyone(), seed
+        self.clock: Clock | None = clock or WallClock()
+        self.store = store or fingerprint((self.rows.part, self.rows.views))
 
     # -- questions outside any round ----------------------------------------------------------------------------------
     def ask(self, ask: Ask, *, run: int = 0) -> Replies:

@@ -17,7 +17,6 @@ from torch import Tensor
 from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
-from coterie.engines.chosen import engine_on
 from coterie.engines.drive import Program
 from coterie.errors import ConfigError
 from coterie.methods.mixture.results import (
@@ -33,8 +32,10 @@ from coterie.methods.mixture.results import (
     of_baseline,
     of_fedgrem,
 )  # fmt: skip
+from coterie.methods.session import Session
 from coterie.models.mixtures import Family
 from coterie.protocol import Tensors
+from coterie.select import as_good
 
 __all__ = [
     "C_LAMBDAS", "METHODS", "OUTLIER", "PRESETS", "Choice", "Drive", "MixtureFit", "bic", "choose_c_lambda",
@@ -73,7 +74,7 @@ def in_process(
     phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
 ) -> tuple[list[Any], list[Tensors]]:
     """Run with everyone, and keep no checkpoint."""
-    engine = engine_on(rows)
+    engine = Session().engine(rows)
     done = engine.run(programs)
     return done.states, engine.revealed(range(len(programs)), REVEALED)
 
@@ -156,6 +157,7 @@ def fit_methods(
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
     c_eta: float = 0.95,
+    drive: Drive = in_process,
 ) -> dict[str, MixtureFit]:
     """Fit several methods in lockstep, from one start: "fedgrem" with C_lambda validated, the presets with C = 2.
 
@@ -166,7 +168,7 @@ def fit_methods(
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise ConfigError(f"there is no method '{unknown[0]}'", f"choose among {', '.join(METHODS)}")
-    how, choice, alone = _How(family, seed, rounds, tol, start, reject, options={"c_eta": c_eta}), None, None
+    how, choice, alone = _How(family, seed, rounds, tol, start, reject, drive, {"c_eta": c_eta}), None, None
     programs: dict[str, Program] = {}
     for name in methods:
         if name == "fedgrem":
@@ -177,12 +179,10 @@ def fit_methods(
             programs[name] = _fedgrem(preset, n_components, 2.0)
         else:
             programs[name] = _baseline(how, n_components, name)
-    engine = engine_on(rows)
-    done = engine.run(list(programs.values()))
-    kept = engine.revealed(range(len(programs)), REVEALED)
+    states, kept = drive("fit", rows, list(programs.values()), em.State)
     fits = {}
     for run, name in enumerate(programs):
-        state, private = done.states[run], kept[run]
+        state, private = states[run], kept[run]
         if name.startswith("fedgrem"):
             c_lambda = 2.0 if choice is None or name in PRESETS else choice.value
             fit = of_fedgrem(name, family, rows, state, private, c_lambda, "norm" if name in PRESETS else "squared")
@@ -270,11 +270,11 @@ def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[
     total = torch.stack([_totals(own, out) for own, out in zip(fits, held, strict=True)]).sum(0)  # [K, M]
     good = _good([fit for own in fits for fit in own], held[0])
     n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
-    scores, as_good = _as_good(total[:, good], n)
+    scores, level = _as_good(total[:, good], n)
     freest = candidates.index(min(candidates))
     least = _least(candidates, [own[freest] for own in fits], good) if how.squared else min(candidates)
-    enough = [i for i in as_good if candidates[i] >= least]
-    best = min(enough, key=candidates.__getitem__) if enough else max(as_good, key=candidates.__getitem__)
+    enough = [i for i in level if candidates[i] >= least]
+    best = min(enough, key=candidates.__getitem__) if enough else max(level, key=candidates.__getitem__)
     return Choice(tuple(candidates), scores, best), total[freest] - total[best] > _CLEARLY
 
 
@@ -322,8 +322,8 @@ def choose_components(
     part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
     fits = _fedgrem_fits("choose components", part, how, settings)
     good = _good(fits, held)
-    found, as_good = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()))
-    return Choice(values, found, min(as_good, key=values.__getitem__))
+    found, level = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()))
+    return Choice(values, found, min(level, key=values.__getitem__))
 
 
 def _totals(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
@@ -342,10 +342,8 @@ def _as_good(each: Tensor, n: int) -> tuple[tuple[float, ...], list[int]]:
         How many rows these are.
     """
     scores = each.sum(1) / max(n, 1)
-    worse = each[int(scores.argmax())] - each
-    error = worse.std(1).nan_to_num() * worse.shape[1] ** 0.5 if worse.shape[1] > 1 else worse.new_zeros(len(worse))
-    as_good = (worse.sum(1) <= _ERRORS * error + _TIE * each.sum(1).abs().max()).tolist()
-    return tuple(scores.tolist()), [i for i, good in enumerate(as_good) if good]
+    good = as_good(each, errors=_ERRORS, tie=_TIE)
+    return tuple(scores.tolist()), [i for i, one in enumerate(good) if one]
 
 
 def _good(fits: Sequence[MixtureFit], rows: Ragged) -> Tensor:

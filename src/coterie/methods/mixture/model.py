@@ -15,9 +15,9 @@ from coterie.algorithms.outliers import usual
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.serving import adopt_ask, error_ask, expectations, spread_ask
 from coterie.data.ragged import Ragged
-from coterie.engines.chosen import engine_on
 from coterie.methods.mixture.results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.methods.mixture.stored import StoredMixtures, Typical
+from coterie.methods.session import Session
 from coterie.models.mixtures import Regression
 
 __all__ = ["Adopted", "Mixtures", "Typical", "ready"]
@@ -81,9 +81,9 @@ class Mixtures(StoredMixtures):
             freedom=torch.where(new[:, None], 0.0, fit.freedom[place]),
         )
 
-    def log_likelihood(self, rows: Ragged) -> Tensor:
+    def log_likelihood(self, rows: Ragged, session: Session | None = None) -> Tensor:
         """Mean log-likelihood of every client's scaled rows, in the units that they had; zero for who has none.  [M]"""
-        found = log_likelihood(self.of(rows.names), rows)
+        found = log_likelihood(self.of(rows.names), rows, session)
         return torch.where(torch.from_numpy(rows.layout.counts > 0), found - self.shift, found)
 
     def bic(self, rows: Ragged) -> float:
@@ -109,31 +109,32 @@ class Mixtures(StoredMixtures):
         made = [expectations(fit.family, line[b.ids], b)[b.real] for b in rows.blocks()]
         return self.scaling.back(torch.cat([torch.zeros(0, dtype=torch.float64), *made]))
 
-    def squared_errors(self, rows: Ragged) -> Tensor:
+    def squared_errors(self, rows: Ragged, session: Session | None = None) -> Tensor:
         """Mean squared error of every client, in scaled units; zero for who has no rows.  [M]"""
         fit = self.of(rows.names)
         assert isinstance(fit.family, Regression)
-        found: Tensor = engine_on(rows).ask(error_ask(fit.family, fit.theta, fit.weights))["error"]
+        found: Tensor = (session or Session()).ask(rows, error_ask(fit.family, fit.theta, fit.weights))["error"]
         return found
 
-    def adopt(self, rows: Ragged) -> Adopted:
+    def adopt(self, rows: Ragged, session: Session | None = None) -> Adopted:
         """Estimate the proportions of clients, old or new, given the centre's components and their scaled rows."""
-        got = engine_on(rows).ask(adopt_ask(self.fit.family, self.fit.centre, self.mean_weights, self.new_scale))
+        ask = adopt_ask(self.fit.family, self.fit.centre, self.mean_weights, self.new_scale)
+        got = (session or Session()).ask(rows, ask)
         likelihood, n, usual = got["likelihood"] - self.shift, got["n"], self.typical
         error = (usual.spread**2 + usual.deviation**2 / n.clamp(min=1)).sqrt().clamp(min=1e-300)
         misfit = torch.where(n > 0, (usual.likelihood - likelihood) / error, 0.0)
         return Adopted(rows.names, got["weights"], torch.where(n > 0, likelihood, 0.0), misfit, n)
 
 
-def ready(fit: MixtureFit, scaling: Scaling, rows: Ragged) -> Mixtures:
+def ready(fit: MixtureFit, scaling: Scaling, rows: Ragged, session: Session | None = None) -> Mixtures:
     """Make a fit ready for use, also by newcomers: how rows scatter about the centre, and how well it fits who was there."""
     there = torch.from_numpy(rows.layout.counts > 0)
     good = there & ~fit.outliers
     good = good if bool(good.any()) else there
-    engine = engine_on(rows)
-    sums = engine.ask(spread_ask(fit.family, fit.centre, fit.theta, fit.weights, fit.scale, good))
+    session = session or Session()
+    sums = session.ask(rows, spread_ask(fit.family, fit.centre, fit.theta, fit.weights, fit.scale, good))
     scale = fit.family.scale_of(sums["scatter"], sums["n"]) if fit.family.has_scale else fit.scale[0]
     mixtures = Mixtures(fit, scaling, rows.names, scale, Typical(0.0, 0.0, 0.0))
-    got = engine.ask(adopt_ask(fit.family, fit.centre, mixtures.mean_weights, scale))
+    got = session.ask(rows, adopt_ask(fit.family, fit.centre, mixtures.mean_weights, scale))
     middle, spread = usual(got["likelihood"][good] - mixtures.shift)
     return replace(mixtures, typical=Typical(middle, spread, float(got["deviation"][good].median())))

@@ -13,7 +13,7 @@ from coterie.algorithms.judging import judge_ask, responsibilities
 from coterie.algorithms.neighbours import own_centre
 from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.data.ragged import Ragged
-from coterie.engines.chosen import engine_on
+from coterie.methods.session import Session
 from coterie.models.mixtures import Family, Gaussian
 from coterie.protocol import Tensors
 
@@ -152,9 +152,9 @@ def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
     return torch.cat(out)
 
 
-def log_likelihood(fit: MixtureFit, rows: Ragged) -> Tensor:
+def log_likelihood(fit: MixtureFit, rows: Ragged, session: Session | None = None) -> Tensor:
     """Mean log-likelihood of every client's rows, zero for who has none; the clients must be those of the fit.  [M]"""
-    got = engine_on(rows).ask(judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
+    got = (session or Session()).ask(rows, judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
     likelihood: Tensor = got["likelihood"]
     return likelihood
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.algorithms import em, preparation
+from coterie.algorithms import em
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
@@ -19,12 +19,11 @@ from coterie.data.ragged import Ragged
 from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
-from coterie.methods.baselines import newcomers
 from coterie.methods.mixture.fit import Choice, choose_components, fit_mixture
 from coterie.methods.mixture.model import Mixtures, ready
 from coterie.methods.mixture.results import EM_METHODS, REVEALED, of_baseline
 from coterie.methods.mixture.scores import MixtureScore, row_counts, scored
-from coterie.methods.session import Session
+from coterie.methods.session import Session, learnt_scaling, newcomers
 from coterie.models.mixtures import Family, Gaussian, Regression
 from coterie.protocol import Tensors
 
@@ -44,7 +43,7 @@ class _Prepared:
     scaling: Scaling
     rows: Ragged
     test: Ragged | None
-    newcomers: Ragged | None
+    newcomers: tuple[Ragged, Ragged] | None
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,11 @@ class _Driven:
     def __call__(
         self, phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
     ) -> tuple[list[Any], list[Tensors]]:
-        engine = self.session.engine(phase, rows)
         rounds = self.session.options.mixture.rounds
         total = min(rounds, _COUNTING) if phase.startswith("choose") else rounds  # candidates are not led to the end
-        done = self.session.run(phase, rows, programs, state, total, engine)
+        done = self.session.run(phase, rows, programs, state, total)
         self.rounds[phase] = done.rounds
-        return done.states, engine.revealed(range(len(programs)), REVEALED)
+        return done.states, self.session.engine(rows).revealed(range(len(programs)), REVEALED)
 
 
 def train_mixture(session: Session, clients: Clients, given: Given) -> Fitted:
@@ -71,11 +69,11 @@ def train_mixture(session: Session, clients: Clients, given: Given) -> Fitted:
     n_components, counted = _counted(drive, made, options)
     c_lambda = _number(options.mixture.c_lambda)
     fit = fit_mixture(made.rows, made.family, n_components, c_lambda=c_lambda, **_how(options), drive=drive)
-    found = ready(fit, made.scaling, made.rows)
+    found = ready(fit, made.scaling, made.rows, session)
     found = replace(found, fit=replace(fit, choice=_in_units(fit.choice, found.shift)))
     if options.mixture.choose_by == "held-out":
         counted = _in_units(counted, found.shift)
-    scores, per_client = _measure(made, options, ("mixture", f"FedGrEM, {_components(n_components)}"), found)
+    scores, per_client = _measure(session, made, ("mixture", f"FedGrEM, {_components(n_components)}"), found)
     if options.baselines:
         _add_baselines(drive, made, n_components, scores, per_client)
     settled = fit.rounds < options.mixture.rounds
@@ -90,8 +88,7 @@ def _prepare(session: Session, clients: Clients) -> _Prepared:
     m, d = options.mixture, train.shape[0]
     family: Family = Regression(d, options.model.intercept, m.variance) if regression else Gaussian(d, m.covariance)
     divide = options.data.standardise and (regression or m.covariance != "unit")
-    program = partial(preparation.learn_scaling, shape=train.shape, divide=divide, real_target=regression)
-    scaling: Scaling = session.run("prepare", train, [program], Scaling, 1).states[0]
+    scaling = learnt_scaling(session, clients, divide=divide)
     if regression and m.variance == "unit":
         scaling = replace(scaling, y_scale=torch.ones_like(scaling.y_scale))
     if regression and not options.model.intercept:  # lines through the origin: it must stay where it is
@@ -100,8 +97,8 @@ def _prepare(session: Session, clients: Clients) -> _Prepared:
     def scaled(rows: Ragged) -> Ragged:
         return rows.to(torch.float64).scaled(scaling)
 
-    test, newcomers = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
-    return _Prepared(family, scaling, scaled(train), test, newcomers)
+    test, new = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
+    return _Prepared(family, scaling, scaled(train), test, newcomers(new, options.seed))
 
 
 def _how(options: FitOptions) -> dict[str, Any]:
@@ -144,23 +141,22 @@ def _in_units(choice: Choice | None, shift: float) -> Choice | None:
 
 # -- measuring --------------------------------------------------------------------------------------------------------
 def _measure(
-    made: _Prepared, options: FitOptions, name: tuple[str, str], found: Mixtures
+    session: Session, made: _Prepared, name: tuple[str, str], found: Mixtures
 ) -> tuple[list[MixtureScore], dict[str, Tensor]]:
     """Measure FedGrEM on training rows, held-out rows and new clients.  -> scores, [M] by name"""
-    train, test, new = found.log_likelihood(made.rows), None, None
+    train, test, new = found.log_likelihood(made.rows, session), None, None
     per_client = {"rows_train": row_counts(made.rows), "train_log_likelihood": train}
     if made.test is not None:
-        test = found.log_likelihood(made.test)
+        test = found.log_likelihood(made.test, session)
         per_client |= {"rows_test": row_counts(made.test), "metric": test}
         if isinstance(made.family, Regression):
-            per_client["rmse"] = found.squared_errors(made.test).sqrt() * made.scaling.y_scale
-    parts = newcomers(made.newcomers, options.seed)
-    if parts is not None:
-        support, query = parts
-        own = found.adopt(support).weights
+            per_client["rmse"] = found.squared_errors(made.test, session).sqrt() * made.scaling.y_scale
+    if made.newcomers is not None:
+        support, query = made.newcomers
+        own = found.adopt(support, session).weights
         placed = replace(found, fit=replace(found.of(query.names), weights=own), names=query.names)
         new = (placed, query)
-    return [scored(name, found, made.rows, made.test, new)], per_client
+    return [scored(session, name, found, made.rows, made.test, new)], per_client
 
 
 def _add_baselines(
@@ -175,12 +171,11 @@ def _add_baselines(
     states, private = drive("baselines", made.rows, programs, em.State)
     for run, (name, (method, label)) in enumerate(_BASELINES.items()):
         fit = of_baseline(method, made.family, made.rows, states[run], private[run])
-        found = ready(fit, made.scaling, made.rows)
+        found = ready(fit, made.scaling, made.rows, drive.session)
         if made.test is not None:
-            per_client[f"metric_{name}"] = found.log_likelihood(made.test)
-        parts = newcomers(made.newcomers, drive.session.options.seed) if name == "global" else None
-        new = None if parts is None else (found, parts[1])
-        scores.append(scored((name, label), found, made.rows, made.test, new))
+            per_client[f"metric_{name}"] = found.log_likelihood(made.test, drive.session)
+        new = (found, made.newcomers[1]) if name == "global" and made.newcomers is not None else None
+        scores.append(scored(drive.session, (name, label), found, made.rows, made.test, new))
 
 
 # -- what is refused, and what is said --------------------------------------------------------------------------------

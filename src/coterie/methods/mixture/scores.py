@@ -10,6 +10,7 @@ from coterie.data.ragged import Ragged
 from coterie.methods.base import Score
 from coterie.methods.baselines import target_variance
 from coterie.methods.mixture.model import Mixtures
+from coterie.methods.session import Session
 from coterie.models.mixtures import Regression
 
 __all__ = ["MixtureScore", "row_counts", "scored"]
@@ -23,13 +24,20 @@ class MixtureScore(Score):
 
 
 def scored(
-    name: tuple[str, str], found: Mixtures, rows: Ragged, test: Ragged | None, new: tuple[Mixtures, Ragged] | None
+    session: Session,
+    name: tuple[str, str],
+    found: Mixtures,
+    rows: Ragged,
+    test: Ragged | None,
+    new: tuple[Mixtures, Ragged] | None,
 ) -> MixtureScore:
     """Put a score together: of training rows, held-out rows, and rows of new clients with mixtures of their own."""
     sides = [(found, rows), (found, test), new or (found, None)]
-    values = [None if side is None else _per_row(one.log_likelihood(side), side) for one, side in sides]
-    errors = [None if side is None else _squared_error(one, side) for one, side in sides]
-    r2 = [None if e is None or side is None else _r2(e, side) for e, (_, side) in zip(errors, sides, strict=True)]
+    values = [None if side is None else _per_row(one.log_likelihood(side, session), side) for one, side in sides]
+    errors = [None if side is None else _squared_error(session, one, side) for one, side in sides]
+    r2 = [
+        None if e is None or side is None else _r2(session, e, side) for e, (_, side) in zip(errors, sides, strict=True)
+    ]
     rmse = None if errors[1] is None else errors[1] ** 0.5 * float(found.scaling.y_scale)
     (train, held_out, fresh), (train_r2, test_r2, new_r2) = values, r2
     return MixtureScore(*name, train, held_out, fresh, train_r2, test_r2, new_r2, rmse)
@@ -45,10 +53,10 @@ def _per_row(means: Tensor, rows: Ragged) -> float:
     return float((means * row_counts(rows)).sum() / max(rows.layout.n_rows, 1))
 
 
-def _squared_error(found: Mixtures, rows: Ragged) -> float | None:
-    return _per_row(found.squared_errors(rows), rows) if isinstance(found.fit.family, Regression) else None
+def _squared_error(session: Session, found: Mixtures, rows: Ragged) -> float | None:
+    return _per_row(found.squared_errors(rows, session), rows) if isinstance(found.fit.family, Regression) else None
 
 
-def _r2(error: float, rows: Ragged) -> float | None:
-    variance = target_variance(rows)
+def _r2(session: Session, error: float, rows: Ragged) -> float | None:
+    variance = target_variance(rows, session)
     return 1.0 - error / variance if variance > 0 else None

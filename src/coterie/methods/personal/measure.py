@@ -20,11 +20,11 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.data.ragged import Ragged
-from coterie.engines.chosen import engine_on
 from coterie.errors import DataError
 from coterie.evaluate import Measured, judged, measure_own_ask
 from coterie.local import Training, own_outputs
 from coterie.local.personal import train_part
+from coterie.methods.session import Session
 from coterie.models import Model, Split, split, tail
 from coterie.protocol import Ask, Block, Stack, Tensors
 
@@ -181,8 +181,8 @@ def measure_personal(
     new = kept["visits"] == 0  # [M]
     if bool(new.any()):
         kept = {name: value.clone() for name, value in kept.items()}  # who fits does so in the copy
-        _ask(train_rows, {0: kept}, fit_personal_ask(model, theta, parts, fit, to=new.nonzero()[:, 0]))
-    values = _ask(rows, {0: kept}, judge_personal_ask(model, theta, parts))
+        Session().ask(train_rows, fit_personal_ask(model, theta, parts, fit, to=new.nonzero()[:, 0]), {0: kept})
+    values = Session().ask(rows, judge_personal_ask(model, theta, parts), {0: kept}).values
     return PersonalMeasured(**values, fitted=new)
 
 
@@ -215,10 +215,10 @@ def measure_fine_tuned(
         If rows are not of the same clients.
     """
     _check_same_clients(rows, train_rows)
-    engine = engine_on(train_rows)
+    session = Session()
     how: dict[str, Any] = {"step_size": step_size, "training": training, "seed": seed}
-    engine.run([lambda state: fine_tuning(state, model=model, theta=theta, **how)])
-    return Measured(**_ask(rows, engine.private, measure_own_ask(model)))
+    session.run(None, train_rows, [lambda state: fine_tuning(state, model=model, theta=theta, **how)], None, 1)
+    return Measured(**session.ask(rows, measure_own_ask(model), session.engine(train_rows).private).values)
 
 
 def _check_same_clients(rows: Ragged, train_rows: Ragged) -> None:
@@ -236,13 +236,6 @@ def _checked(private: Mapping[str, Tensor] | None, n_clients: int, fit: Fit) -> 
             "give the rows of the clients that were trained; new clients have no private state: None",
         )
     return {name: private[name] for name in ("personal", "visits")}
-
-
-def _ask(rows: Ragged, private: Any, ask: Ask) -> Mapping[str, Any]:
-    """Put a question to clients with these rows and this private state, which their answers may change."""
-    engine = engine_on(rows)
-    engine.private = private
-    return engine.ask(ask).values
 
 
 def fit_personal_ask(model: Model, theta: Tensor, parts: Split, fit: Fit, to: Tensor | None = None) -> Ask:

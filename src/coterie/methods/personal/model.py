@@ -17,7 +17,6 @@ from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors
-from coterie.engines.chosen import engine_on
 from coterie.engines.private import RemoteState
 from coterie.errors import RunError
 from coterie.evaluate import Measured, measure_own_ask
@@ -25,11 +24,12 @@ from coterie.local import Training, own_outputs
 from coterie.methods.base import Fitted
 from coterie.methods.personal.measure import Fit, fit_personal_ask, judge_personal_ask
 from coterie.methods.run_tables import rounds_table
+from coterie.methods.session import Session
 from coterie.methods.stored import describe, model_from, scaling_from, scaling_record
 from coterie.models import Model, split
 from coterie.report.numbers import decimals_for
 
-__all__ = ["Adopted", "Fitting", "Personal", "trained"]
+__all__ = ["Adopted", "Fitting", "Personal", "own_parts", "trained"]
 
 _COMMON = "models/models.safetensors"  # what a newcomer needs
 _CLIENTS = "models/clients.safetensors"  # what is each client's own
@@ -64,7 +64,7 @@ class Fitting(Protocol):
     def start(self) -> Tensor:
         """[P] the model of a client that has shown nothing."""
 
-    def fitted(self, rows: Ragged) -> Tensor:
+    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | RemoteState:
         """Models of clients from their labelled rows.  [C, P]"""
 
     def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -140,22 +140,24 @@ class Personal:
         own = torch.cat([self.parts[torch.from_numpy(kept)], new.own])
         return replace(self, names=names[order], own=own[torch.from_numpy(order)])
 
-    def fitted(self, rows: Ragged) -> Tensor:
+    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor:
         """Personal parts from rows alone.  [C, ...]"""
-        own = self.adapted(rows)
+        own = self.adapted(rows, session=session)
         assert isinstance(own, Tensor)  # the rows are here
         return own
 
-    def adapted(self, rows: Ragged, kept: RemoteState | None = None) -> Tensor | RemoteState:
+    def adapted(
+        self, rows: Ragged, kept: RemoteState | None = None, session: Session | None = None
+    ) -> Tensor | RemoteState:
         """Personal parts from rows that may be elsewhere; who has one already, `kept` there, keeps it.  [C, ...]"""
         fit = self.fit
         if not isinstance(fit, Fit):
-            return fit.fitted(rows)
-        engine = engine_on(rows)
+            return fit.fitted(rows, session)
+        session = session or Session()
+        engine = session.engine(rows, asks=True)
         if self.layers:
-            engine.private = engine.private if kept is None else kept
-            engine.ask(fit_personal_ask(self.model, self.theta, split(self.model, self.layers), fit))
-            return _own(engine.private, "personal")
+            session.ask(rows, fit_personal_ask(self.model, self.theta, split(self.model, self.layers), fit), kept)
+            return own_parts(engine.private, "personal")
         tune = partial(
             fine_tuning, model=self.model, theta=self.theta, step_size=fit.step_size, seed=fit.seed,
             training=fit.training,
@@ -163,20 +165,20 @@ class Personal:
         if kept is None:
             engine.run([tune])
         else:
-            engine.private = kept
-            engine.ask(tuning_ask(self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new=True))
-        return _own(engine.private, "theta")
+            ask = tuning_ask(self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new=True)
+            session.ask(rows, ask, kept)
+        return own_parts(engine.private, "theta")
 
-    def measured(self, rows: Ragged, own: Tensor | RemoteState) -> Measured:
+    def measured(self, rows: Ragged, own: Tensor | RemoteState, session: Session | None = None) -> Measured:
         """Judge clients on rows, each with its personal part.  own [C, ...]"""
-        engine, name = engine_on(rows), "personal" if self.layers else "theta"
-        engine.private = (
+        name = "personal" if self.layers else "theta"
+        private = (
             own if isinstance(own, RemoteState) else {0: {name: own.clone()}}
         )  # measuring writes back what it read
         ask = measure_own_ask(self.model)
         if self.layers:
             ask = judge_personal_ask(self.model, self.theta, split(self.model, self.layers))
-        return Measured(**engine.ask(ask).values)
+        return Measured(**(session or Session()).ask(rows, ask, private).values)
 
     def outputs(self, rows: Ragged, own: Tensor) -> Tensor:
         """What every row's client makes of it, in the order of storage.  own [C, ...] -> [N, O]"""
@@ -266,14 +268,14 @@ class Personal:
         return {"theta": self.theta}
 
 
-def _own(private: RemoteState | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | RemoteState:
+def own_parts(private: RemoteState | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | RemoteState:
+    """What clients keep under a name, or where they keep it."""
     return private if isinstance(private, RemoteState) else private[0][name]
 
 
 def trained(
     model: Model, layers: tuple[str, ...], theta: Tensor, private: Mapping[str, Tensor] | RemoteState, rows: Ragged,
-    fit: Fit,
-    scaling: Scaling,
+    fit: Fit, scaling: Scaling, session: Session | None = None,
 ) -> Personal:  # fmt: skip
     """Put together what training left with the server (theta) and with the clients (private).
 
@@ -285,12 +287,12 @@ def trained(
     found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit, scaling)
     there = private.fields.get(0, {}) if isinstance(private, RemoteState) else private
     if not layers and "visits" not in there:
-        return replace(found, own=found.adapted(rows))
+        return replace(found, own=found.adapted(rows, session=session))
     if isinstance(private, RemoteState):
-        return replace(found, own=found.adapted(rows, private))
+        return replace(found, own=found.adapted(rows, private, session))
     own = private["personal" if layers else "theta"] if private else found.parts
     new = private["visits"] == 0 if private else torch.ones(rows.n_clients, dtype=torch.bool)
     if bool(new.any()):
         own = own.clone()
-        own[new] = found.fitted(rows.only(np.flatnonzero(new.numpy())))
+        own[new] = found.fitted(rows.only(np.flatnonzero(new.numpy())), session)
     return replace(found, own=own)

@@ -12,7 +12,7 @@ from coterie.algorithms import averaging, srpfl
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
-from coterie.engines.chosen import AnyEngine, engine_on
+from coterie.engines.chosen import AnyEngine
 from coterie.engines.drive import Program, Round
 from coterie.engines.private import RemoteState
 from coterie.methods.base import Fitted, Given
@@ -35,12 +35,11 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     options, clock = session.options, _clock(clients, session.options, given)
     made = prepare_personal(session, clients, given.module)
     how = plan(options, made, clock)
-    engine = engine_on(made.rows, participation=how.policy, clock=how.clock, seed=options.seed, store="fit")
-    program = _measured(how, made, engine, options.training.rounds)
-    done = session.run("fit", made.rows, [program], how.state, options.training.rounds, engine)
-    found = _personal(how, made, engine, done.states[0])
-    scores, per_client = measure_personal(made, how.title, options, found)
-    per_client |= _took_part(engine, how.question, done.rounds)
+    program, rounds = _measured(how, made, session), options.training.rounds
+    done = session.run("fit", made.rows, [program], how.state, rounds, policy=how.policy, clock=how.clock)
+    found = _personal(how, made, session, done.states[0])
+    scores, per_client = measure_personal(session, made, how.title, found)
+    per_client |= _took_part(session.engine(made.rows), how.question, done.rounds)
     if options.baselines:
         add_baselines(session, made, scores, per_client)
     timed = how.clock is not None and not isinstance(how.clock, WallClock)
@@ -64,16 +63,17 @@ def _clock(clients: Clients, options: FitOptions, given: Given) -> Clock | None:
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
-def _measured(how: Plan, made: Prepared, engine: AnyEngine, rounds: int) -> Program:
+def _measured(how: Plan, made: Prepared, session: Session) -> Program:
     """Look at held-out rows on the way, as clients would fare if training ended there; nothing is changed by it."""
+    rounds = session.options.training.rounds
     step = max(1, rounds // (_FAR_MEASURES if isinstance(made.rows, RemoteRows) else _MEASURES))
 
     def judge(state: Any) -> dict[str, float]:
         inner = _inner(state)
         if made.test is None or (inner.round % step and inner.round != rounds):
             return {}
-        found = _personal(how, made, engine, state)
-        return {"test_metric": overall(made, found.measured(made.test, found.own))}
+        found = _personal(how, made, session, state)
+        return {"test_metric": overall(made, found.measured(made.test, found.own, session))}
 
     return lambda state: _told(how.program(state), judge)
 
@@ -98,9 +98,10 @@ def _inner(state: Any) -> averaging.State:
     return found
 
 
-def _personal(how: Plan, made: Prepared, engine: AnyEngine, state: Any) -> Personal:
-    private = engine.private if isinstance(engine.private, RemoteState) else engine.private.get(0, {})
-    return trained(made.model, how.layers, _inner(state).theta, private, made.rows, how.fit, made.scaling)
+def _personal(how: Plan, made: Prepared, session: Session, state: Any) -> Personal:
+    kept = session.engine(made.rows).private
+    private = kept if isinstance(kept, RemoteState) else kept.get(0, {})
+    return trained(made.model, how.layers, _inner(state).theta, private, made.rows, how.fit, made.scaling, session)
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients whose models are drawn around a common one: local, shrunk and low-rank models are the same thing here.
+"""Random effects: clients' models are drawn around a common one. Local, shrunk and low-rank models are the same thing here.
 
 Client i has the model w_i = m + B v_i with v_i ~ N(0, I), so its models vary by B B^T around m. With a wide B that nobody
 learns these are local ridge regressions; with B learnt from all clients, models shrunk towards the common one, in every
@@ -15,12 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.protocol import Ask, Block, Fold, Replies, Save, Stack, Sum, Tensors
-from coterie.selection.problem import Curves, Problem, Run, curves, noise_level
+from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
+from coterie.models import Dense
+from coterie.protocol import Algorithm, Ask, Block, Fold, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
 
 __all__ = [
-    "OWN", "Kind", "Prior", "expect_effects", "fit_effects", "fresh_model", "judge_effects", "judge_effects_ask", "low_rank",
-    "ridge_prior",
+    "OWN", "Kind", "Prior", "State", "adapt_effects", "adapt_effects_ask", "as_dense", "expect_effects", "fresh_model",
+    "judge_effects", "judge_effects_ask", "low_rank", "random_effects", "ridge_prior",
 ]  # fmt: skip
 
 Kind = Literal["intercept", "same", "diagonal", "full"]
@@ -42,6 +43,22 @@ class Prior:
     root: Tensor  # [F, J, P, R] B
     noise: Tensor  # [F, J] common noise variance; 1 for classification
 
+    def setting(self, j: int) -> "Prior":
+        """One setting alone."""
+        at = slice(j, j + 1)
+        return Prior(self.mean[:, at], self.root[:, at], self.noise[:, at])
+
+    def last(self) -> "Prior":
+        """The fit to all training rows."""
+        return Prior(self.mean[-1:], self.root[-1:], self.noise[-1:])
+
+
+@dataclass(frozen=True)
+class State(Prior):
+    """After a round."""
+
+    round: int = 0
+
 
 def ridge_prior(problem: Problem, penalties: tuple[float, ...], n_fits: int, noise: Tensor) -> Prior:
     """Local models: weights around zero with variance 1 / penalty, intercepts free.  noise [F]"""
@@ -53,21 +70,21 @@ def ridge_prior(problem: Problem, penalties: tuple[float, ...], n_fits: int, noi
     )
 
 
-def low_rank(prior: Prior, bend: Tensor, ranks: tuple[int, ...]) -> Prior:
+def low_rank(prior: Prior, hessian: Tensor, ranks: tuple[int, ...]) -> Prior:
     """Keep the directions in which clients differ most, as far as predictions show it.
 
     Parameters
     ----------
     prior : Prior
         With one setting, of all directions.
-    bend : Tensor
+    hessian : Tensor
         [F, P, P] mean second derivatives: how much predictions change along a direction.
     ranks : tuple of int
         One setting for each, with columns of zeros where the rank is not the largest.
     """
-    size = bend.shape[-1]
-    floor = 1e-9 * bend.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(size, dtype=bend.dtype)
-    metric = torch.linalg.cholesky(bend + floor)  # [F, P, P]
+    size = hessian.shape[-1]
+    floor = 1e-9 * hessian.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(size, dtype=hessian.dtype)
+    metric = torch.linalg.cholesky(hessian + floor)  # [F, P, P]
     seen = metric.transpose(-2, -1) @ prior.root[:, 0]
     u, s, _ = torch.linalg.svd(seen)
     back = torch.linalg.solve_triangular(metric.transpose(-2, -1), u * s[:, None], upper=True)[..., : max(ranks)]
@@ -77,14 +94,15 @@ def low_rank(prior: Prior, bend: Tensor, ranks: tuple[int, ...]) -> Prior:
     return Prior(prior.mean.expand(-1, n, -1), root, prior.noise.expand(-1, n))
 
 
-def fit_effects(
-    prior: Prior, *, problem: Problem, kinds: tuple[Kind, ...], rounds: int, tag: str, learn: bool = True
-) -> Run:
-    """Improve a prior by EM.  -> Prior
+def random_effects(
+    state: State | None, *, start: Prior, problem: Problem, kinds: tuple[Kind, ...], rounds: int, tag: str,
+    learn: bool = True,
+) -> Algorithm:  # fmt: skip
+    """Improve a prior by EM.
 
     Parameters
     ----------
-    prior : Prior
+    start : Prior
         Where to begin.
     kinds : tuple
         What the covariance of each setting may be: of intercepts only, of weights that all vary alike ("same") and of
@@ -94,23 +112,22 @@ def fit_effects(
     learn : bool
         Whether m and B are learnt; else only the common noise.
     """
-    for round_ in range(rounds):
-        centre = learn and round_ % _CENTRE_EVERY == 0
+    if state is None:
+        state = State(start.mean, start.root, start.noise)
+        yield Save(state)
+    while state.round < rounds:
+        centre = learn and state.round % _CENTRE_EVERY == 0
         fold: dict[str, Fold] = {"count": Sum(), "precision": Sum()}
         if learn:
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
         if centre:
             fold |= {name: Sum() for name in ("slope", "information")}
-        got = yield _ask(expect_effects, prior, problem, tag, fold, steps=_steps(problem, round_), centre=centre)
-        if got is None or got.n == 0:
-            continue
-        count = got["count"].clamp(min=1)  # [F, 1]
-        if problem.is_regression:
-            prior = replace(prior, noise=count / got["precision"])
-        if learn:
-            prior = _maximised(prior, got, count, problem, kinds)
-        yield Save(prior)
-    return prior
+        got = yield _ask(expect_effects, state, problem, tag, fold, steps=_steps(problem, state.round), centre=centre)
+        if got is not None and got.n:
+            state = _maximised(state, got, problem, kinds if learn else ())
+        state = replace(state, round=state.round + 1)
+        yield Save(state)
+    return state
 
 
 def _steps(problem: Problem, round_: int) -> int:
@@ -118,13 +135,18 @@ def _steps(problem: Problem, round_: int) -> int:
     return 6 if round_ == 0 else 1 if problem.is_regression else 2
 
 
-def _maximised(prior: Prior, got: Replies, count: Tensor, problem: Problem, kinds: tuple[Kind, ...]) -> Prior:
-    """The M-step: a new root of the covariance that the kind admits, and a new mean.
+def _maximised(prior: State, got: Replies, problem: Problem, kinds: tuple[Kind, ...]) -> State:
+    """The M-step: the common noise, and where they are learnt a new root of the covariance that the kind admits, and a mean.
 
     Columns of B are stretched on the way, as far as the rows want it (PX-EM: Liu, Rubin, Wu, Biometrika 1998), and the mean
     is that of generalised least squares, v_i integrated out. Without that, variances that begin too small or too large, and
     means in directions in which clients do not differ, would take hundreds of rounds.
     """
+    count = got["count"].clamp(min=1)  # [F, 1]
+    if problem.is_regression:
+        prior = replace(prior, noise=count / got["precision"])
+    if not kinds:
+        return prior
     stretch = _solved(got["stiffness"], got["stretch"]).clamp(-_LEAST_STRETCH, _MOST_STRETCH)
     wide, spread = prior.root * (1 + stretch)[:, :, None], got["second"] / count[..., None, None]
     root = [_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
@@ -174,6 +196,24 @@ def judge_effects_ask(
     return _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
 
 
+def adapt_effects_ask(prior: Prior, problem: Problem, model: Dense) -> Ask:
+    """Ask clients to make models of the prior and of their rows, and to keep them as parameters of `model`."""
+    ask = _ask(adapt_effects, prior, problem, "own", {}, steps=8)
+    fresh = {**ask.fresh, "theta": torch.zeros(model.n_parameters, dtype=torch.float64)}
+    return replace(ask, shared={**ask.shared, "model": model}, fresh=fresh)
+
+
+def as_dense(model: Dense, theta: Tensor) -> Tensor:
+    """Weights and intercept, output by output, in the order of `Dense`; of two classes the first has log odds 0.
+
+    theta [..., O (D + 1)] -> [..., P]
+    """
+    outputs = theta.reshape(*theta.shape[:-1], -1, model.sizes[0] + 1)
+    if outputs.shape[-2] < model.n_outputs:
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], -2)
+    return torch.cat([outputs[..., :-1].flatten(-2), outputs[..., -1]], -1)
+
+
 def fresh_model(problem: Problem) -> Tensors:
     """A client's own model, before it has one."""
     return {OWN: torch.zeros(len(problem.held), problem.n_parameters, dtype=torch.float64)}
@@ -196,29 +236,32 @@ def _ask(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@one_run_at_a_time
 def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """The E-step: moments of v_i, and the precision of the client's noise."""
-    at = curves(shared["problem"], private, data)
+    at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
     there = (at.n > 0).to(torch.float64)  # [F, 1, C]: who has no training rows would only repeat the prior
     outer = found.v[..., None] * found.v[..., None, :] + found.covariance
-    bend = found.bend / found.noise[..., None, None]
-    pull = found.v.square() - torch.einsum("fjcrs,fjcsr->fjcr", bend, found.covariance)  # at the mode the slope is -v
+    projected = found.projected / found.noise[..., None, None]
+    pull = found.v.square() - torch.einsum(
+        "fjcrs,fjcsr->fjcr", projected, found.covariance
+    )  # at the mode the slope is -v
     reply = {
         "count": there,
         "precision": there / found.next_noise,
         "second": there[..., None, None] * outer,
         "stretch": there[..., None] * pull,
-        "stiffness": there[..., None, None] * bend * outer,
+        "stiffness": there[..., None, None] * projected * outer,
     }
     if shared["centre"]:
         reply |= _about_mean(shared, at, found, there)
-    return _by_client(reply), {**private, **_kept(shared, found)}
+    return _by_client(reply), {**products, **_kept(shared, found)}
 
 
 def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Tensor) -> Tensors:
     """Slope and curvature of minus the log-likelihood in m, v_i integrated out: H - H B (B^T H B + I)^-1 B^T H."""
-    root = shared["root"][0]
+    root = shared["root"]
     _, gradient, hessian = at.quadratic(_models(shared, found.v))
     scaled = hessian / found.noise[..., None, None]  # [F, J, C, P, P]
     seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
@@ -227,23 +270,33 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
+@one_run_at_a_time
 def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Make a model of the prior and of the client's training rows, and judge it by the held-out ones."""
-    at = curves(shared["problem"], private, data)
+    at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
     models = _models(shared, found.v)
     loss, right = at.held_out(models)
-    kept = {**private, **_kept(shared, found)}
+    kept = {**products, **_kept(shared, found)}
     if shared["keep"] is not None:
-        kept[OWN] = models[:, shared["keep"]].transpose(0, 1)[None]
+        kept[OWN] = models[:, shared["keep"]].transpose(0, 1)
     return _by_client({"loss": loss, "right": right, "rows": at.n_held, "effects": found.v}), kept
+
+
+@one_run_at_a_time
+def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Make a model of the prior and of the client's rows, and keep it: that of the last fit and the first setting."""
+    at, products = curves(shared["problem"], private, data)
+    found = _effects(shared, private, at)
+    own = as_dense(shared["model"], _models(shared, found.v)[-1, 0])
+    return {}, {**products, **_kept(shared, found), "theta": own}
 
 
 @dataclass(frozen=True)
 class _Effects:
     v: Tensor  # [F, J, C, R] mode
     covariance: Tensor  # [F, J, C, R, R]
-    bend: Tensor  # [F, J, C, R, R] B^T H B
+    projected: Tensor  # [F, J, C, R, R] B^T H B
     noise: Tensor  # [F, J, C] that mode and covariance rest on
     next_noise: Tensor  # [F, J, C] that follows from them
 
@@ -251,37 +304,37 @@ class _Effects:
 def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     """Every client's v_i given its training rows, and its noise."""
     regression, steps, tag = shared["problem"].is_regression, shared["steps"], shared["tag"]
-    common = shared["noise"][0][..., None]  # [F, J, 1]
-    before = private[f"{tag} noise"][0].permute(1, 2, 0)  # [F, J, C]
+    common = shared["noise"][..., None]  # [F, J, 1]
+    before = private[f"{tag} noise"].permute(1, 2, 0)  # [F, J, C]
     next_noise = torch.where(before > 0, before, common)
-    v = private[f"{tag} effects"][0].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
+    v = private[f"{tag} effects"].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
     for _ in range(min(steps, _NOISE_STEPS) if regression else 1):
         noise = next_noise
-        v, covariance, bend = _mode(shared, at, v, noise, 1 if regression else steps)
+        v, covariance, projected = _mode(shared, at, v, noise, 1 if regression else steps)
         if regression:
-            unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", bend, covariance)
+            unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", projected, covariance)
             next_noise = noise_level(at.loss(_models(shared, v)) + unsure, at.n, common)
-    return _Effects(v, covariance, bend, noise, next_noise)
+    return _Effects(v, covariance, projected, noise, next_noise)
 
 
 def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method for loss(m + B v) / noise + |v|^2 / 2.  -> mode, covariance there, B^T H B"""
-    root = shared["root"][0]  # [F, J, P, R]
+    root = shared["root"]  # [F, J, P, R]
     one = torch.eye(v.shape[-1], dtype=v.dtype)
     for _ in range(steps):
         loss, gradient, hessian = at.quadratic(_models(shared, v))
-        bend = _bent(root, hessian)
+        projected = _projected(root, hessian)
         slope = torch.einsum("fjpr,fjcp->fjcr", root, gradient) / noise[..., None] + v
-        factor = torch.linalg.cholesky(bend / noise[..., None, None] + one)
+        factor = torch.linalg.cholesky(projected / noise[..., None, None] + one)
         step = torch.cholesky_solve(slope[..., None], factor)[..., 0]
         if shared["problem"].is_regression:
             v = v - step
         else:
             v = _halved(shared, at, v, step, loss + 0.5 * v.square().sum(-1))
-    return v, torch.cholesky_inverse(factor), bend
+    return v, torch.cholesky_inverse(factor), projected
 
 
-def _bent(root: Tensor, hessian: Tensor) -> Tensor:
+def _projected(root: Tensor, hessian: Tensor) -> Tensor:
     """B^T H B; a diagonal B needs no products of matrices.  [F, J, P, R], [F, J | 1, C, P, P] -> [F, J, C, R, R]"""
     if root.shape[-2] == root.shape[-1] and not bool(root.tril(-1).any()) and not bool(root.triu(1).any()):
         d = root.diagonal(dim1=-2, dim2=-1)[:, :, None]
@@ -303,18 +356,18 @@ def _halved(shared: dict[str, Any], at: Curves, v: Tensor, step: Tensor, before:
 
 def _models(shared: dict[str, Any], v: Tensor) -> Tensor:
     """m + B v.  [F, J, C, R] -> [F, J, C, P]"""
-    made: Tensor = shared["mean"][0][:, :, None] + torch.einsum("fjpr,fjcr->fjcp", shared["root"][0], v)
+    made: Tensor = shared["mean"][:, :, None] + torch.einsum("fjpr,fjcr->fjcp", shared["root"], v)
     return made
 
 
 def _kept(shared: dict[str, Any], found: _Effects) -> Tensors:
     tag = shared["tag"]
     return {
-        f"{tag} effects": found.v.permute(2, 0, 1, 3)[None],
-        f"{tag} noise": found.next_noise.permute(2, 0, 1)[None],
+        f"{tag} effects": found.v.permute(2, 0, 1, 3),
+        f"{tag} noise": found.next_noise.permute(2, 0, 1),
     }
 
 
 def _by_client(reply: Tensors) -> Tensors:
-    """[F, J, C, ...] -> [1, C, F, J, ...]"""
-    return {name: value.movedim(2, 0)[None] for name, value in reply.items()}
+    """[F, J, C, ...] -> [C, F, J, ...]"""
+    return {name: value.movedim(2, 0) for name, value in reply.items()}

@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every structure is fitted to and judged by: a client's loss on its training rows and on its held-out rows, by fold.
+"""Linear models by fold: a client's loss on its training rows and on its held-out rows, in several fits at once.
 
-Rows carry the number of their fold as a last feature. There is one fit for every fold, on the rows of all the others, and a
-last one on all of them: that one is judged by test rows, whose number is `n_folds` and which nobody trains on. So the F =
+Every row has the number of a fold (`Block.fold`). There is one fit for every fold, on the rows of all the others, and a last
+one on all of them: that one is judged by test rows, whose number is `n_folds` and which nobody trains on. So the F =
 n_folds + 1 fits share every pass over the rows, and no fit sees what it is judged by.
 
 Models are linear: regression, log odds (two classes) or one output for every class. For regression, sums of products by fold
-are all that is needed of the rows; clients form them once and keep them as private state.
+are all that is needed of the rows; clients form them when they are first asked, and keep them as private state.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from coterie.protocol import Ask, Block, Replies, Save, Tensors
+from coterie.protocol import Block, Tensors
 
-__all__ = ["NOISE_ROWS", "Curves", "Problem", "Run", "answered", "curves", "keep_products", "noise_level"]
-
-Run = Generator[Ask | Save, Replies | None, Any]
+__all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "noise_level"]
 
 NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
 
@@ -32,7 +29,7 @@ class Problem:
     Attributes
     ----------
     n_features : int
-        D, without the number of the fold.
+        D.
     n_classes : int
         0 for regression; 1 where there is no target, and nothing linear to fit.
     n_folds : int
@@ -76,17 +73,16 @@ class Problem:
         size = self.n_features + 2
         return {"products": torch.zeros(self.n_folds + 1, size, size, dtype=torch.float64)}
 
+    def masks(self, data: Block) -> tuple[Tensor, Tensor]:
+        """Which rows are trained on, and which are held out.  [F, C, N]"""
+        numbers = torch.tensor(self.held).view(-1, 1, 1)
+        train = (data.folds != numbers) & (data.folds != self.n_folds) & data.real
+        return train.to(data.x.dtype), ((data.folds == numbers) & data.real).to(data.x.dtype)
+
     @property
     def scratch(self) -> int:
         """Numbers that a pass over the rows holds for each row and fit."""
         return 2 if self.is_regression else len(self.held) * (3 * max(self.n_classes, 2) + self.n_outputs**2)
-
-
-def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
-    """Ask, where there is no going on without answers."""
-    got = yield ask
-    assert got is not None
-    return got
 
 
 class Curves(Protocol):
@@ -105,11 +101,14 @@ class Curves(Protocol):
         """Sums over held-out rows: the loss, and squared errors or rows predicted right.  -> [F, J, C] each"""
 
 
-def curves(problem: Problem, private: Tensors, data: Block) -> Curves:
-    """Look at a block of clients."""
-    if problem.is_regression:
-        return _Squares(problem, private["products"][0])
-    return _LogOdds(problem, data)
+def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Tensors]:
+    """Look at a block of clients, and say what they keep of their rows."""
+    if not problem.is_regression:
+        return _LogOdds(problem, data), {}
+    products = private["products"]  # [C, V + 1, Q, Q]
+    if bool(((products[..., -2, -2].sum(1) == 0) & (data.n > 0)).any()):  # not formed yet
+        products = _products(problem, data)
+    return _Squares(problem, products), {"products": products}
 
 
 def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
@@ -153,13 +152,10 @@ class _LogOdds:
     """Classification: every pass looks at the rows."""
 
     def __init__(self, problem: Problem, data: Block) -> None:
-        fold = data.x[..., -1]
         self.problem, self.data = problem, data
-        self.x = torch.cat([data.x[..., :-1], torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
+        self.x = torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
         self.y = data.target
-        numbers = torch.tensor(problem.held, dtype=fold.dtype).view(-1, 1, 1)
-        self.held = ((fold == numbers) & data.real).to(self.x.dtype)  # [F, C, N]
-        self.train = ((fold != numbers) & (fold != problem.n_folds) & data.real).to(self.x.dtype)
+        self.train, self.held = problem.masks(data)
         self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
 
     def loss(self, theta: Tensor) -> Tensor:
@@ -210,14 +206,9 @@ class _LogOdds:
         return torch.einsum("fjcn,fcn->fjc", log_p.gather(-1, index)[..., 0], mask)
 
 
-# -- on the client ----------------------------------------------------------------------------------------------------
-def keep_products(
-    shared: dict[str, Problem], each: Tensors, private: Tensors, data: Block, /
-) -> tuple[Tensors, Tensors]:
-    """Form sums of products by fold, once, and keep them."""
-    problem = shared["problem"]
-    one = torch.ones_like(data.x[..., :1])
-    z = torch.cat([data.x[..., :-1], one, data.target[..., None].to(data.x.dtype)], -1) * data.real[..., None]
-    z_t, fold = z.transpose(1, 2), data.x[..., -1:]
-    made = torch.stack([torch.bmm(z_t, z * (fold == number)) for number in range(problem.n_folds + 1)], 1)
-    return {"n": data.n[None]}, {"products": made[None]}
+def _products(problem: Problem, data: Block) -> Tensor:
+    """Sums of products by fold.  [C, V + 1, Q, Q]"""
+    z = torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None].to(data.x.dtype)], -1)
+    z = z * data.real[..., None]
+    z_t, fold = z.transpose(1, 2), data.folds[..., None]
+    return torch.stack([torch.bmm(z_t, z * (fold == number)) for number in range(problem.n_folds + 1)], 1)

@@ -13,22 +13,13 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
-from coterie.selection.problem import NOISE_ROWS, Problem, Run
+from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
+from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
 
 __all__ = [
-    "LEAST",
-    "Mixed",
-    "expect_rows",
-    "fit_mixed",
-    "judge_mixed",
-    "judge_mixed_ask",
-    "masks",
-    "normal",
-    "rows_of",
-    "settled",
-    "shares",
-]
+    "LEAST", "Mixed", "State", "expect_rows", "judge_mixed", "judge_mixed_ask", "normal", "row_mixture", "rows_of",
+    "settled", "shares",
+]  # fmt: skip
 
 _COLD = 0.1  # densities begin with this power
 _TRIAL = 0.35  # share of the rounds in which all starts advance
@@ -46,35 +37,54 @@ class Mixed:
     noise: Tensor  # [F, J, R] variances
     likelihood: Tensor  # [F, J] of all training rows
 
+    def last(self) -> "Mixed":
+        """The fit to all training rows."""
+        return Mixed(self.theta[-1:], self.weights[-1:], self.noise[-1:], self.likelihood[-1:])
 
-def fit_mixed(
-    base: Tensor, spread: Tensor, problem: Problem, *, n_components: int, starts: int, rounds: int, seed: int
-) -> Run:
-    """Fit mixtures, and take the likeliest start of every fit.  -> Mixed with J = 1
+
+@dataclass(frozen=True)
+class State(Mixed):
+    """After a round."""
+
+    round: int = 0
+
+
+def row_mixture(
+    state: State | None, *, base: Tensor, spread: Tensor, problem: Problem, n_components: int, starts: int, rounds: int,
+    seed: int,
+) -> Algorithm:  # fmt: skip
+    """Fit mixtures, and take the likeliest start of every fit.
 
     Parameters
     ----------
     base, spread : Tensor
         [F, P], [F] one model for all, and the variance around it.
     """
-    state = _begin(base, spread, n_components, starts, seed)
+    if state is None:
+        state = _begin(base, spread, n_components, starts, seed)
+        yield Save(state)
     trial = max(1, round(_TRIAL * rounds))
-    for round_ in range(rounds):
-        if round_ == trial:
+    while state.round < rounds:
+        if state.round == trial:
             state = _likeliest(state)
-        power = torch.tensor(min(1.0, _COLD ** (1 - round_ / max(trial - 3, 1))), dtype=torch.float64)
+        power = torch.tensor(min(1.0, _COLD ** (1 - state.round / max(trial - 3, 1))), dtype=torch.float64)
         fold = {name: Sum() for name in ("moments", "rows", "likelihood")}
-        shared = {"problem": problem, **vars(state), "power": power}
         name = f"weights {n_components} {state.weights.shape[1]}"
         fresh = {name: torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
+        shared = {**_shared(state, problem), "power": power, "own": name}
         got = yield Ask(expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem))
+        state = replace(state, round=state.round + 1)
         if got is not None and got.n:
             state = _maximised(state, got, spread)
         yield Save(state)
     return _likeliest(state)
 
 
-def _begin(base: Tensor, spread: Tensor, n_components: int, starts: int, seed: int) -> Mixed:
+def _shared(mixed: Mixed, problem: Problem) -> dict[str, Any]:
+    return {"problem": problem, "theta": mixed.theta, "weights": mixed.weights, "noise": mixed.noise}
+
+
+def _begin(base: Tensor, spread: Tensor, n_components: int, starts: int, seed: int) -> State:
     """Components as far from the model for all as noise is wide."""
     fits, size = base.shape
     draw = keys.generator(seed, n_components, "mixed starts")
@@ -82,16 +92,19 @@ def _begin(base: Tensor, spread: Tensor, n_components: int, starts: int, seed: i
     theta = base[:, None, None] + spread[:, None, None, None].sqrt() * offset
     equal = torch.full((fits, starts, n_components), 1.0 / n_components, dtype=torch.float64)
     noise = spread[:, None, None].expand_as(equal).clone()
-    return Mixed(theta, equal, noise, torch.zeros(fits, starts, dtype=torch.float64))
+    return State(theta, equal, noise, torch.zeros(fits, starts, dtype=torch.float64))
 
 
-def _likeliest(state: Mixed) -> Mixed:
+def _likeliest(state: State) -> State:
     best = state.likelihood.argmax(1)
     at = torch.arange(len(best))
-    return Mixed(*(value[at, best][:, None] for value in vars(state).values()))
+    theta, weights, noise, likelihood = (
+        value[at, best][:, None] for value in (state.theta, state.weights, state.noise, state.likelihood)
+    )
+    return State(theta, weights, noise, likelihood, state.round)
 
 
-def _maximised(state: Mixed, got: Replies, spread: Tensor) -> Mixed:
+def _maximised(state: State, got: Replies, spread: Tensor) -> State:
     """The M-step, from sums of products by responsibility."""
     moments = _square(got["moments"], state.theta.shape[-1] + 1)  # [F, J, R, Q, Q]
     rows = got["rows"].clamp(min=1e-9)
@@ -120,7 +133,7 @@ def shares(rows: Tensor) -> Tensor:
 def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
     """Ask clients how likely held-out rows are, once they have found their proportions in the training rows."""
     fold = {name: Stack() for name in ("loss", "right", "rows")}
-    return Ask(judge_mixed, {"problem": problem, **vars(found)}, fold, scratch=_scratch(found, problem))
+    return Ask(judge_mixed, _shared(found, problem), fold, scratch=_scratch(found, problem))
 
 
 def _scratch(state: Mixed, problem: Problem) -> int:
@@ -128,15 +141,16 @@ def _scratch(state: Mixed, problem: Problem) -> int:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@one_run_at_a_time
 def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """The E-step: sums of products of training rows by responsibility, and new proportions of the client's own."""
-    (name,) = private
-    common = shared["weights"][0][:, :, None]  # [F, J, 1, R]
-    own = private[name][0].permute(1, 2, 0, 3)  # [F, J, C, R]
+    name = shared["own"]
+    common = shared["weights"][:, :, None]  # [F, J, 1, R]
+    own = private[name].permute(1, 2, 0, 3)  # [F, J, C, R]
     weights = torch.where(own < 0, common, own)
-    train, _ = masks(shared["problem"], data)
+    train, _ = shared["problem"].masks(data)
     joint = weights[..., None, :].log() + _density(shared, data)  # [F, J, C, N, R]
-    gamma = (shared["power"][0] * joint).softmax(-1) * train[:, None, ..., None]
+    gamma = (shared["power"] * joint).softmax(-1) * train[:, None, ..., None]
     pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
     flat = gamma.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [C, F J R, N]
     moments = torch.bmm(flat, pairs).view(len(flat), *gamma.shape[:2], gamma.shape[-1], -1)
@@ -147,20 +161,21 @@ def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
         "likelihood": (joint.logsumexp(-1) * train[:, None]).sum(-1).movedim(2, 0),
     }
     kept = _proportions(rows, common).permute(2, 0, 1, 3)
-    return {field: value[None] for field, value in reply.items()}, {name: kept[None]}
+    return reply, {name: kept}
 
 
+@one_run_at_a_time
 def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Find the client's proportions and noise in its training rows, and judge the mixture by the held-out ones."""
-    train, held = masks(shared["problem"], data)
-    residual, common = _residuals(shared, data), shared["weights"][0][:, :, None]
-    noise = shared["noise"][0][:, :, None, None]
+    train, held = shared["problem"].masks(data)
+    residual, common = _residuals(shared, data), shared["weights"][:, :, None]
+    noise = shared["noise"][:, :, None, None]
     loss, weights = settled(residual, noise, common, train[:, None], held[:, None], own=True)
     z = rows_of(data)
-    expected = torch.einsum("fjcp,cnp->fjcn", torch.einsum("fjcr,fjrp->fjcp", weights, shared["theta"][0]), z[..., :-1])
+    expected = torch.einsum("fjcp,cnp->fjcn", torch.einsum("fjcr,fjrp->fjcp", weights, shared["theta"]), z[..., :-1])
     squares = (expected - z[..., -1]).square()
     reply = {"loss": loss, "right": (squares * held[:, None]).sum(-1), "rows": held.sum(-1)[:, None]}
-    return {field: value.movedim(2, 0)[None] for field, value in reply.items()}, {}
+    return {field: value.movedim(2, 0) for field, value in reply.items()}, {}
 
 
 def settled(
@@ -190,7 +205,7 @@ def _proportions(rows: Tensor, common: Tensor) -> Tensor:
 
 def rows_of(data: Block) -> Tensor:
     """Features, intercept and target.  [C, N, Q]"""
-    return torch.cat([data.x[..., :-1], torch.ones_like(data.x[..., :1]), data.target[..., None]], -1)
+    return torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None]], -1)
 
 
 def _pairs(data: Block) -> Tensor:
@@ -199,22 +214,14 @@ def _pairs(data: Block) -> Tensor:
     return z[..., i] * z[..., j]
 
 
-def masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
-    """Which rows are trained on, and which are held out.  [F, C, N]"""
-    fold = data.x[..., -1]
-    numbers = torch.tensor(problem.held, dtype=fold.dtype).view(-1, 1, 1)
-    train = (fold != numbers) & (fold != problem.n_folds) & data.real
-    return train.to(data.x.dtype), ((fold == numbers) & data.real).to(data.x.dtype)
-
-
 def _density(shared: dict[str, Any], data: Block) -> Tensor:
     """Log density of every row under every component.  [F, J, C, N, R]"""
-    return normal(_residuals(shared, data), shared["noise"][0][:, :, None, None])
+    return normal(_residuals(shared, data), shared["noise"][:, :, None, None])
 
 
 def _residuals(shared: dict[str, Any], data: Block) -> Tensor:
     """Of every row under every component.  [F, J, C, N, R]"""
-    z, theta = rows_of(data), shared["theta"][0]
+    z, theta = rows_of(data), shared["theta"]
     outputs = (z[..., :-1].flatten(0, 1) @ theta.flatten(0, 2).T).view(*z.shape[:2], *theta.shape[:3])
     residual: Tensor = z[..., -1, None, None, None] - outputs
     return residual.permute(2, 3, 0, 1, 4)

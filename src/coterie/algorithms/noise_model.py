@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model of the noise brings, around one model for all.
+
+A mixture of regressions also gains where noise is merely not normal, or wider at some rows than at others. That is no
+structure, and so is taken off: here the noise's variance is log-linear in the features, and what is left of its shape is a
+mixture of normal laws.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.linear_by_fold import Problem
+from coterie.algorithms.row_mixture import LEAST, normal, rows_of, settled, shares
+from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
+
+__all__ = ["NoiseModel", "State", "expect_noise", "judge_noise", "judge_noise_ask", "noise_model", "widen_noise"]
+
+_FAR = 25.0  # squared residuals, in units of the variance, that count as no larger
+_WIDTH_STEPS = 8  # of Newton's method, for the noise's variance
+
+
+@dataclass(frozen=True)
+class NoiseModel:
+    """Noise around one model for all, in each of F fits: scaled by the square root of exp(<x, width>), a mixture."""
+
+    theta: Tensor  # [F, P] the model
+    spread: Tensor  # [F] variance of the noise, were it normal and alike everywhere
+    width: Tensor  # [F, P]
+    centre: Tensor  # [F, R]
+    weights: Tensor  # [F, R]
+    noise: Tensor  # [F, R] variances
+
+    def last(self) -> "NoiseModel":
+        """The fit to all training rows."""
+        return NoiseModel(*(value[-1:] for value in _tensors(self).values()))
+
+
+@dataclass(frozen=True)
+class State(NoiseModel):
+    """After a round."""
+
+    round: int = 0
+
+
+def noise_model(
+    state: State | None, *, base: Tensor, spread: Tensor, problem: Problem, n_components: int, rounds: int
+) -> Algorithm:
+    """Fit the noise around one model for all: its width first, then its shape.  base [F, P], spread [F]"""
+    if state is None:
+        steps = torch.linspace(-1.0, 1.0, n_components, dtype=torch.float64).expand(len(base), -1)
+        width = torch.zeros_like(base)
+        width[:, -1] = spread.log()
+        state = State(base, spread, width, steps, torch.full_like(steps, 1.0 / n_components), torch.ones_like(steps))
+        yield Save(state)
+    while state.round < _WIDTH_STEPS + rounds:
+        wide = state.round < _WIDTH_STEPS
+        fold = {name: Sum() for name in (("slope", "information") if wide else ("moments",))}
+        shared = {"problem": problem, **_tensors(state)}
+        scratch = 6 * len(base) * (1 if wide else n_components)
+        got = yield Ask(widen_noise if wide else expect_noise, shared, fold, scratch=scratch)
+        state = replace(state, round=state.round + 1)
+        if got is not None and got.n:
+            state = _widened(state, got) if wide else _shaped(state, got)
+        yield Save(state)
+    return state
+
+
+def _tensors(model: NoiseModel) -> Tensors:
+    return {field.name: getattr(model, field.name) for field in fields(NoiseModel)}
+
+
+def _widened(state: State, got: Replies) -> State:
+    ridge = torch.eye(state.width.shape[1], dtype=torch.float64)  # as if by one more row
+    move = torch.linalg.solve(got["information"] + ridge, got["slope"])
+    return replace(state, width=state.width + move.clamp(-1.0, 1.0))
+
+
+def _shaped(state: State, got: Replies) -> State:
+    n, first, second = (got["moments"][..., power] for power in range(3))
+    centre = first / n.clamp(min=1e-9)
+    noise = (second / n.clamp(min=1e-9) - centre.square()).clamp(min=LEAST)
+    return replace(state, centre=centre, noise=noise, weights=shares(n))
+
+
+def judge_noise_ask(found: NoiseModel, problem: Problem) -> Ask:
+    """Ask clients how likely held-out rows are, with the noise's shape and with plain normal noise."""
+    fold = {"loss": Stack(), "plain": Stack()}
+    return Ask(judge_noise, {"problem": problem, **_tensors(found)}, fold, scratch=6 * found.weights.numel())
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+@one_run_at_a_time
+def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """A step of Fisher's scoring for a variance that is log-linear in the features.  -> [C, F, P], [C, F, P, P]"""
+    train, _ = shared["problem"].masks(data)
+    x = rows_of(data)[..., :-1]
+    residual, _ = _scaled_residuals(shared, data)
+    excess = 0.5 * (residual.square().clamp(max=_FAR) - 1) * train  # one row does not make noise wide
+    slope = torch.einsum("fcn,cnp->cfp", excess, x)
+    return {"slope": slope, "information": 0.5 * torch.einsum("fcn,cnp,cnq->cfpq", train, x, x)}, {}
+
+
+@one_run_at_a_time
+def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Sums of residuals' powers by responsibility.  -> [C, F, R, 3]"""
+    train, _ = shared["problem"].masks(data)
+    residual, density = _noise_density(shared, data)
+    gamma = (shared["weights"][:, None, None].log() + density).softmax(-1) * train[..., None]
+    powers = torch.stack([torch.ones_like(residual), residual, residual.square()], -1)  # [F, C, N, 3]
+    return {"moments": torch.einsum("fcnr,fcnk->cfrk", gamma, powers)}, {}
+
+
+@one_run_at_a_time
+def judge_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Minus the log-likelihood of held-out rows, with the noise's shape and with normal noise.  -> [C, F] each"""
+    train, held = shared["problem"].masks(data)
+    scaled, log_variance = _scaled_residuals(shared, data)
+    centre, noise = shared["centre"][:, None, None], shared["noise"][:, None, None]
+    common = shared["weights"][:, None]
+    loss, _ = settled(scaled[..., None] - centre, noise, common, train, held, own=False)
+    loss = loss + 0.5 * (log_variance * held).sum(-1)
+    width = shared["spread"][:, None, None, None]
+    residual = (scaled * (0.5 * log_variance).exp())[..., None]
+    plain, _ = settled(residual, width, torch.ones_like(common[..., :1]), train, held, own=False)
+    return {"loss": loss.T, "plain": plain.T}, {}
+
+
+def _noise_density(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:
+    """Scaled residuals [F, C, N], and the residuals' log density under every component [F, C, N, R]."""
+    residual, log_variance = _scaled_residuals(shared, data)
+    centre, noise = shared["centre"][:, None, None], shared["noise"][:, None, None]
+    return residual, normal(residual[..., None] - centre, noise) - 0.5 * log_variance[..., None]
+
+
+def _scaled_residuals(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:
+    """Residuals over their deviation, and the logarithm of its square.  [F, C, N]"""
+    z = rows_of(data)
+    outputs, log_variance = (torch.einsum("cnp,fp->fcn", z[..., :-1], shared[name]) for name in ("theta", "width"))
+    log_variance = log_variance.clamp(-_FAR, _FAR)
+    return (z[..., -1] - outputs) * (-0.5 * log_variance).exp(), log_variance
