@@ -179,7 +179,7 @@ def test_what_is_left_out_and_who_is_unsure_is_told(tmp_path: Path, model: IFCA)
     assert table["margin_error"].to_pylist()[1] == float("inf")
     assert said == [
         "14 rows without a client or a target are left out",
-        "1 of 4 clients have an uncertain cluster: margin within two standard errors",
+        "uncertain cluster for 1 of 4 clients: margin within two standard errors",
     ]
 
 

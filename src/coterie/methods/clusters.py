@@ -217,9 +217,7 @@ def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
         out.append(f"found {len(theta)} clusters instead of {options.n_clusters}: too few clients can be anchors")
     unsure = int((~found.certain).sum())
     if unsure:
-        out.append(
-            f"{unsure} of {len(found.label)} clients have an uncertain cluster: margin within two standard errors"
-        )
+        out.append(f"uncertain cluster for {unsure} of {len(found.label)} clients: margin within two standard errors")
     sizes = torch.bincount(found.label, minlength=len(theta))
     empty = int((sizes == 0).sum())
     if empty:

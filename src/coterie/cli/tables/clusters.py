@@ -46,9 +46,7 @@ def assignments(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
     )
     said = left_out(clients)
     if unsure := int((~found.certain).sum()):
-        said.append(
-            f"{unsure} of {table.num_rows} clients have an uncertain cluster: margin within two standard errors"
-        )
+        said.append(f"uncertain cluster for {unsure} of {table.num_rows} clients: margin within two standard errors")
     return table, said
 
 
