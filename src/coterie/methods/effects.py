@@ -149,7 +149,9 @@ def check_effects(clients: Clients, options: FitOptions, given: Given) -> None:
             f"{method} is for linear models with an intercept", "leave hidden layers and model.intercept out"
         )
     if options.prior.rank is not None and options.prior.rank > model.sizes[0]:
-        raise ConfigError(f"rank {options.prior.rank} is more than the {model.sizes[0]} features", "ask for less")
+        raise ConfigError(
+            f"rank {options.prior.rank} is more than the {model.sizes[0]} features", "ask for a lower rank"
+        )
     enough = int((clients.train.counts >= 5).sum())
     if _setting(options) is None and enough < 2:
         raise DataError(

@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from coterie.runs.comparison import about, write_comparison
-from coterie.methods.session import Watch
-from coterie.selection.result import FitAdvice
-from coterie.selection.run import compare
 from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
+from coterie.methods.session import Watch
+from coterie.runs.comparison import about, write_comparison
 from coterie.runs.folder import begin_run, settle_run
+from coterie.selection.result import FitAdvice
+from coterie.selection.run import compare
 
 __all__ = ["settled_run", "why"]
 
@@ -60,7 +60,10 @@ def why(folder: Path) -> dict[str, Any]:
     found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
     taken = _taken(said["rows"])
     if not taken["chosen"]:
-        found["doubts"] = [f"No method fits that, so the next best was taken: {taken['label']}.", *found["doubts"]]
+        found["doubts"] = [
+            f"No method can fit this structure yet, so the next best was chosen: {taken['label']}.",
+            *found["doubts"],
+        ]
     return {"why": found}
 
 

@@ -67,31 +67,31 @@ def compare(
     tolerance: float = TOLERANCE,
     watch: Watch | None = None,
 ) -> Comparison:
-    """Find out which structure clients have.
+    """Find the structure of the clients.
 
-    Every structure is fitted by cross-validation within clients, its settings and the structure itself are chosen by the
-    mean log-likelihood of held-out rows, and then measured on test rows and new clients, which have no part in any choice.
+    Cross-validation within clients chooses every structure's settings and the structure itself, by the mean log-likelihood
+    of held-out rows. Test rows and new clients, which are not used for selection, then evaluate the choice.
 
     Parameters
     ----------
     clients : Clients
-        Training rows; test rows and new clients, where there are any, only measure.
+        Training rows, and test rows and new clients for evaluation, if there are any.
     structures : sequence of str, optional
-        Which to compare; "global" is always there. All by default.
+        Structures to compare; "global" is always included. All by default.
     hidden : sequence of int
-        Hidden layers: networks are compared in place of linear models.
+        Hidden layers, to compare networks instead of linear models.
     folds : int, optional
-        V of the cross-validation: 5 if not given, 3 for networks. Clients with fewer training rows take part, but are not
-        judged.
+        Folds of the cross-validation: 5 by default, 3 for networks. Clients with fewer training rows take part, but their
+        score does not count.
     max_clusters, max_rank, max_components : int
-        Largest settings that are tried.
+        Largest settings tried.
     few_shot : int
         Labelled rows of every new client.
     quick : bool
-        Fewer settings and starts, and less patience.
+        Try fewer settings and starts.
     tolerance : float
-        A simpler structure is as good if its score is worse by no more than this, or by one standard error, or by 3 % of
-        what the best brings over one model for all; 0.005 is half a percent of the error.
+        A simpler structure is as good as the best if its score is worse by at most this, one standard error, or 3 % of the
+        best one's gain over one model for all; 0.005 is half a percent of the error.
     watch : callable, optional
         Told of every round: for which structure, what happened, and how many rounds are expected.
     """

@@ -28,8 +28,8 @@ __all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
 New = dict[str, tuple[Tensor, Tensor, Tensor]]  # structure -> score, right, rows of new clients
 
 _PRIORS = {
-    "intercept": "own intercepts", "same": "shrunk towards the global model",
-    "diagonal": "shrunk by feature", "full": "shrunk by direction",
+    "intercept": "random intercepts", "same": "random effects (equal variances)",
+    "diagonal": "random effects (diagonal covariance)", "full": "random effects (full covariance)",
 }  # fmt: skip
 
 
