@@ -376,11 +376,14 @@ class Difference(NamedTuple):
     now: Any
 
     @property
+    def of_sentences(self) -> bool:
+        """Whether both are sentences, or labels of several words."""
+        return all(isinstance(value, str) and " " in value for value in self[1:])
+
+    @property
     def of_words(self) -> bool:
         """Whether only what is said differs: a sentence, or a field that is new or gone."""
-        return any(value is ABSENT for value in self[1:]) or all(
-            isinstance(value, str) and " " in value for value in self[1:]
-        )
+        return self.of_sentences or any(value is ABSENT for value in self[1:])
 
     def __str__(self) -> str:
         return f"{self.field} was {self.kept!r}, and now it is {self.now!r}"

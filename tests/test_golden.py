@@ -52,8 +52,11 @@ def expected(name: str) -> dict[str, Any]:
     return found
 
 
-def assert_same(name: str, kept: dict[str, Any], now: dict[str, Any], tolerance: float) -> None:
-    found = list(differences(kept, now, tolerance))
+def assert_same(
+    name: str, kept: dict[str, Any], now: dict[str, Any], tolerance: float, *, sentences: bool = True
+) -> None:
+    """Compare; folders of before keep the sentences of their version, which then may differ."""
+    found = [one for one in differences(kept, now, tolerance) if sentences or not one.of_sentences]
     if found:
         pytest.fail(f"{name}: {found[0]} ({len(found)} fields differ)", pytrace=False)
 
@@ -85,7 +88,7 @@ def test_folders_of_before_are_read(name: str, tmp_path: Path) -> None:
     found = used(name, tmp_path)
     if CASES[name].command == "fit":
         found["said"] = made(tmp_path, resume(tmp_path))["said"]  # it has finished, and says again what it found
-    assert_same(name, {key: expected(name)[key] for key in found}, found, CASES[name].tolerance)
+    assert_same(name, {key: expected(name)[key] for key in found}, found, CASES[name].tolerance, sentences=False)
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
@@ -100,12 +103,13 @@ def test_an_interrupted_run_ends_the_same(name: str, tmp_path: Path, writing: st
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_interrupted_runs_of_before_are_resumed(name: str, tmp_path: Path) -> None:
     bring_back(GOLDEN / "interrupted" / name, CASES[name].data, tmp_path)
-    assert_ends_as_expected(name, tmp_path)
+    assert_ends_as_expected(name, tmp_path, sentences=False)
 
 
-def assert_ends_as_expected(name: str, here: Path) -> None:
+def assert_ends_as_expected(name: str, here: Path, *, sentences: bool = True) -> None:
     found = made(here, resume(here))
-    assert_same(name, {key: expected(name)[key] for key in found}, found, CASES[name].tolerance)
+    kept = {key: expected(name)[key] for key in found}
+    assert_same(name, kept, found, CASES[name].tolerance, sentences=sentences)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -19,26 +19,26 @@ __all__ = ["page"]
 
 HEAD = """# Methods, options and names
 
-Written by `make docs` from the code. Public is what is on this page, with [the command line](cli.md), [run
-folders](run-folder.md), [the protocol of algorithms](engine.md) and [Flower](flower.md); all else is internal and may
-change at any time.
+`make docs` writes this page from the code. The names on this page, [the command line](cli.md), [run
+folders](run-folder.md), [the protocol of algorithms](engine.md) and [Flower](flower.md) are public; everything else is
+internal and may change at any time.
 """
 OF_METHODS = """\
-`coterie fit DATA --method NAME`, or the estimator in Python. `coterie fit --method NAME --help` lists the options of
-one. Structures are those of [`compare`](compare.md); `--method auto` compares them and fits the best. [Add a
-method](add-a-method.md) says how there come to be more.
+Use `coterie fit DATA --method NAME`, or the estimator in Python. `coterie fit --method NAME --help` lists the options
+of a method. Structures are those of [`compare`](compare.md); `--method auto` compares them and fits the best. See
+[Add a method](add-a-method.md) for your own.
 """
 SENT = """\
-Of methods with personal models, every client that takes part sends these fields in a round, and the server sees them
-summed over clients (**individually** where it says so); what stays never leaves the client. [What leaves a
-client](privacy.md) has the others.
+With personal models, every participating client sends these fields in a round, and the server sees them
+summed over clients, unless marked **individually**. Fields that stay never leave the client. [What leaves a
+client](privacy.md) covers the other methods.
 """
 OPTIONS = """\
-By group, as in a file of `--config`, in `--set GROUP.NAME=VALUE` and, without the group, as parameters of estimators.
-A default of `chosen` is decided by the method.
+Options are listed by group, as in a `--config` file and in `--set GROUP.NAME=VALUE`; estimators take them as parameters
+without the group. If the default is `chosen`, the method chooses a value.
 """
 PYTHON = """\
-Names of `import coterie`. Estimators take the options of their methods as parameters, and besides them `standardise`,
+The names in `import coterie`. Estimators take the options of their methods as parameters, and also `standardise`,
 `baselines` and `random_state`.
 """
 
@@ -78,7 +78,7 @@ def _sent(method: Method) -> list[str]:
     program = called(algorithm_of(method.name)[0], arguments)(None)
     ask = next(wanted for wanted in program if isinstance(wanted, Ask))
     sent = [f"`{name}`" + (" (**individually**)" if isinstance(fold, Stack) else "") for name, fold in ask.fold.items()]
-    return [f"`{method.name}`", ", ".join(sent), ", ".join(f"`{name}`" for name in ask.fresh) or "nothing is kept"]
+    return [f"`{method.name}`", ", ".join(sent), ", ".join(f"`{name}`" for name in ask.fresh) or "nothing"]
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def _groups() -> Iterator[str]:
             ]
             for name in fields.model_fields
         )
-        yield table(["Option", "Default", "", "Of"], body)
+        yield table(["Option", "Default", "", "Methods"], body)
 
 
 def _default(value: Any) -> str:

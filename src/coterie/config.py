@@ -100,7 +100,7 @@ class PersonalOptions(_Options, registry.PersonalFields):
     @model_validator(mode="after")
     def _traces_have_files(self) -> "PersonalOptions":
         if (self.clock == "trace") != (self.trace is not None):
-            raise ValueError("a clock that goes by a trace needs its file: give clock=trace and trace together")
+            raise ValueError("clock=trace needs a trace file, and a trace file needs clock=trace: give both")
         return self
 
 

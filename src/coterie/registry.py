@@ -61,7 +61,7 @@ class Products:
 
     group: ClassVar[str] = "model"
 
-    degree: Annotated[Count, "products of features up to this degree are features too"] = 1
+    degree: Annotated[Count, "add products of features up to this degree"] = 1
 
 
 @parameters
@@ -89,7 +89,7 @@ class Hidden:
     group: ClassVar[str] = "model"
 
     hidden: Annotated[
-        tuple[Annotated[int, Gt(0)], ...], "hidden layers of a network, like `64,32`; none is linear"
+        tuple[Annotated[int, Gt(0)], ...], "hidden layers of a network, like `64,32`; linear by default"
     ] = ()
 
 
@@ -115,13 +115,15 @@ class Rounds(Sampling):
 
     rounds: Annotated[Count, "number of rounds"] = 100
     step_size: Annotated[
-        Positive | None, "of local steps; by default from the curvature for linear models, 0.1 for networks"
+        Positive | None, "size of local steps; by default from the curvature for linear models, 0.1 for networks"
     ] = None
-    batch_size: Annotated[Count | None, "rows per step; all by default, 10 where work is counted in passes"] = None
+    batch_size: Annotated[Count | None, "rows per step; all by default, 10 for methods that count work in passes"] = (
+        None
+    )
     decay: Annotated[Share, "factor on the step size, per round"] = 1.0
     weighting: Annotated[
         Literal["clients", "rows"] | None,
-        "how clients count in a mean: alike, or by their rows (moment descent and FedAvg unless told otherwise)",
+        "weights of clients in a mean: equal, or by their rows (default of moment descent and FedAvg)",
     ] = None
     tol: Annotated[AtLeast0, "stop early below this relative change"] = 0.0
 
@@ -132,7 +134,7 @@ class Momentum:
 
     group: ClassVar[str] = "training"
 
-    momentum: Annotated[float, Ge(0), Lt(1), "heavy ball, from zero in every round"] = 0.0
+    momentum: Annotated[float, Ge(0), Lt(1), "heavy-ball momentum, reset in every round"] = 0.0
     proximal: Annotated[AtLeast0, "mu of FedProx"] = 0.0
 
 
@@ -143,7 +145,7 @@ class Steps(Momentum):
     group: ClassVar[str] = "training"
 
     local_steps: Annotated[Count, "gradient steps in a round"] = 10
-    epochs: Annotated[Count | None, "passes in place of steps; needs `batch_size`"] = None
+    epochs: Annotated[Count | None, "passes instead of steps; needs `batch_size`"] = None
     exact: Annotated[bool, "FedProx in closed form, for linear regression; needs `proximal`"] = False
 
 
@@ -153,17 +155,19 @@ class Groups:
 
     group: ClassVar[str] = "clusters"
 
-    n_clusters: Annotated[Count | None, "how many; without it, moment descent finds it and IFCA takes 2"] = None
+    n_clusters: Annotated[
+        Count | None, "number of clusters; by default moment descent estimates it and IFCA uses 2"
+    ] = None
     averaging: Annotated[Literal["model", "gradient"], "what clients send: trained models or gradients"] = "model"
     average_over: Annotated[
-        Literal["cluster", "everyone"], "whom a model is averaged over (everyone: Lemma 1 of moment descent)"
+        Literal["cluster", "everyone"], "clients that a model is averaged over (everyone: Lemma 1 of moment descent)"
     ] = "cluster"
     shared_layers: Annotated[tuple[str, ...], "layers common to all clusters, by the prefixes of their names"] = ()
-    soft: Annotated[bool, "whether clients train all models, by how well each serves them"] = False
-    temperature: Annotated[Positive | None, "of soft labels; estimated by default"] = None
+    soft: Annotated[bool, "soft labels: clients train all models, weighted by posterior probability"] = False
+    temperature: Annotated[Positive | None, "temperature of soft labels; estimated by default"] = None
     patience: Annotated[int, Ge(0), "rounds before an empty cluster is reseeded; 0 never"] = 5
     resample: Annotated[
-        int, Ge(0), MultipleOf(2), "parts that clients' rows are cut into, two for each round; 0 takes all rows"
+        int, Ge(0), MultipleOf(2), "parts that clients' rows are split into, two for each round; 0 uses all rows"
     ] = 0
 
 
@@ -174,7 +178,8 @@ class Starts:
     group: ClassVar[str] = "clusters"
 
     init: Annotated[
-        Literal["random", "balanced", "spread", "warm"], "where models begin (`warm`: at given ones, in Python)"
+        Literal["random", "balanced", "spread", "warm"],
+        "how models are initialised (`warm`: from given models, in Python)",
     ] = "spread"
     n_init: Annotated[Count, "starts to compare on held-out rows"] = 1
     candidates: Annotated[Count, "clients tried for each model of `spread`"] = 5
@@ -187,23 +192,23 @@ class Descents:
     group: ClassVar[str] = "moments"
 
     iterations: Annotated[Count, "iterations"] = 5
-    estimator: Annotated[Literal["pairs", "halves", "two"], "of the moments"] = "pairs"
+    estimator: Annotated[Literal["pairs", "halves", "two"], "estimator of the moments"] = "pairs"
     subspace: Annotated[Literal["range", "orthogonal"], "how the subspace of a step is found"] = "range"
-    exchanges: Annotated[int, Ge(2), "messages for an iteration's subspaces"] = 3
+    exchanges: Annotated[int, Ge(2), "messages per iteration for the subspaces"] = 3
     oversampling: Annotated[int, Ge(0), "columns beyond the number of clusters"] = 8
-    step: Annotated[Literal["curvature", "plain"], "how far an anchor goes"] = "curvature"
-    anchors: Annotated[Count | None, "how many anchors; 10 for each cluster by default"] = None
+    step: Annotated[Literal["curvature", "plain"], "how an anchor's step size is set"] = "curvature"
+    anchors: Annotated[Count | None, "number of anchors; 10 for each cluster by default"] = None
     min_rows: Annotated[
         Annotated[int, Ge(2)] | None, "rows that an anchor should have; 10 for each cluster by default"
     ] = None
-    further: Annotated[bool, "more anchors where many clients are badly served"] = True
-    swaps: Annotated[bool, "whether groups give way to anchors whose models serve clients better"] = True
-    delta: Annotated[AtLeast0, "least distance between two models, if it is known"] = 0.0
-    eps: Annotated[AtLeast0, "anchors stop where they would move by less than this part of `delta`"] = 0.05
+    further: Annotated[bool, "add anchors if many clients have a high loss"] = True
+    swaps: Annotated[bool, "replace a group's model by another anchor's if that fits clients better"] = True
+    delta: Annotated[AtLeast0, "smallest distance between two models, if known"] = 0.0
+    eps: Annotated[AtLeast0, "anchors stop when a step is smaller than this fraction of `delta`"] = 0.05
     max_clusters: Annotated[
-        Count | None, "most that are tried where their number is estimated; by default 24, a fifth of the clients, or 6"
+        Count | None, "largest number of clusters tried; by default 24, but at most a fifth of the clients, or 6"
     ] = None
-    noise: Annotated[AtLeast0, "deviation of what is added to the anchors' models that clients see"] = 0.0
+    noise: Annotated[AtLeast0, "standard deviation of noise on the anchors' models that clients see"] = 0.0
 
 
 @parameters
@@ -233,43 +238,45 @@ class RenamedSteps:
 
 @parameters
 class Components:
-    """Of mixtures, which count rounds of their own."""
+    """Of mixtures, which count their own rounds."""
 
     group: ClassVar[str] = "mixture"
 
-    n_components: Annotated[Count | None, "components; chosen by default"] = None
-    max_components: Annotated[Count, "most that are tried, where they are not given"] = 10
-    choose_by: Annotated[Literal["held-out", "bic"], "what their number is chosen by"] = "held-out"
-    covariance: Annotated[Literal["full", "diagonal", "unit"], "of normal components, common to all"] = "full"
-    variance: Annotated[Literal["estimated", "unit"], "of regressions' noise"] = "estimated"
+    n_components: Annotated[Count | None, "number of components; chosen by default"] = None
+    max_components: Annotated[Count, "largest number of components tried"] = 10
+    choose_by: Annotated[Literal["held-out", "bic"], "criterion for the number of components"] = "held-out"
+    covariance: Annotated[Literal["full", "diagonal", "unit"], "covariance common to all normal components"] = "full"
+    variance: Annotated[Literal["estimated", "unit"], "noise variance of regressions"] = "estimated"
     c_lambda: Annotated[
         Annotated[float | Literal["common"], OrWord("common")] | None,
-        "how strongly clients are drawn together: 0 is alone, `common` the same components for all; chosen by default",
+        "how strongly clients are shrunk to the centre: 0 fits each alone, `common` gives all the same components",
     ] = None
-    penalty: Annotated[Literal["squared", "norm"], "on the distance from the centre; `norm` is the paper's"] = "squared"
+    penalty: Annotated[Literal["squared", "norm"], "of the distance from the centre; the paper's: `norm`"] = "squared"
     restarts: Annotated[Count, "starts of every client's first fit"] = 20
-    iterations: Annotated[Count, "steps of each"] = 30
-    rounds: Annotated[Count, "rounds at most"] = 1000
-    tol: Annotated[AtLeast0, "relative move that ends them"] = 1e-5
-    c_eta: Annotated[Share, "of the step size"] = 0.95
-    kappa: Annotated[float, Ge(0), Lt(1), "of the penalty's schedule"] = 0.1
-    together: Annotated[AtLeast0, "how strongly clients are held together in the first rounds"] = 8.0
+    iterations: Annotated[Count, "steps of each start"] = 30
+    rounds: Annotated[Count, "maximum number of rounds"] = 1000
+    tol: Annotated[AtLeast0, "stop when estimates move less than this, relatively"] = 1e-5
+    c_eta: Annotated[Share, "factor of the step size"] = 0.95
+    kappa: Annotated[float, Ge(0), Lt(1), "decay in the penalty's schedule"] = 0.1
+    together: Annotated[AtLeast0, "extra penalty that keeps clients close in the first rounds"] = 8.0
     robust: Annotated[
-        float | Literal["off"], OrWord("off"), "the centre is computed with this `c_lambda` at most; `off`: the paper's"
+        float | Literal["off"],
+        OrWord("off"),
+        "upper limit on `c_lambda` when the centre is computed; the paper's: `off`",
     ] = 2.0
     reject: Annotated[
-        float | Literal["nobody"], OrWord("nobody"), "outlier score above which a client is left alone; or `nobody`"
+        float | Literal["nobody"], OrWord("nobody"), "outlier score above which a client is not shrunk; or `nobody`"
     ] = 3.5
     share_weights: Annotated[
-        AtLeast0, "further rows of each component, dealt by the common proportions; 0 is the paper's"
+        AtLeast0, "pseudo-rows per component that shrink proportions to the common ones; the paper's: 0"
     ] = 4.0
     sparse: Annotated[
         AtLeast0, "l1 penalty on the centre, which sets small coordinates to 0; not with a `full` covariance"
     ] = 0.0
     neighbours: Annotated[
-        int, Ge(0), "clients on either side in a ring whose centre a client is drawn to; 0: that of everybody"
+        int, Ge(0), "neighbours on either side of a ring that make a client's centre; 0: all clients"
     ] = 0
-    batch_size: Annotated[Count | None, "rows of a client in a round, all by default; steps then become shorter"] = None
+    batch_size: Annotated[Count | None, "rows per client and round, all by default; step sizes then decrease"] = None
 
 
 @parameters
@@ -296,10 +303,10 @@ class Meta:
 
     group: ClassVar[str] = "personal"
 
-    alpha: Annotated[Positive | None, "of the inner step, as long as the step size by default"] = None
-    hessian: Annotated[Literal["free", "first-order"], "applied by finite differences, or dropped"] = "free"
+    alpha: Annotated[Positive | None, "size of the inner step; by default the step size"] = None
+    hessian: Annotated[Literal["free", "first-order"], "Hessian by finite differences, or dropped"] = "free"
     delta: Annotated[Positive, "width of the finite differences"] = 1e-3
-    tune_steps: Annotated[Count, "steps before a client uses the model"] = 1
+    tune_steps: Annotated[Count, "a client's fine-tuning steps before it uses the model"] = 1
 
 
 @parameters
@@ -317,19 +324,19 @@ class Stages:
 
     group: ClassVar[str] = "personal"
 
-    body_epochs: Annotated[Count, "passes with what is shared, or with all of the model"] = 5
+    body_epochs: Annotated[Count, "passes with the shared layers, or with the whole model"] = 5
     stragglers: Annotated[
-        Literal["none", "srpfl"], "with `srpfl`, begin with the fastest clients, and double their number in stages"
+        Literal["none", "srpfl"], "`srpfl`: begin with the fastest clients, and double their number in stages"
     ] = "none"
-    n0: Annotated[Count | None, "clients of the first stage; a tenth by default"] = None
+    n0: Annotated[Count | None, "clients in the first stage; a tenth by default"] = None
     stages: Annotated[Literal["fixed", "theory", "adaptive"], "what ends a stage"] = "fixed"
     stage_rounds: Annotated[Count, "rounds of a fixed stage"] = 10
-    contraction: Annotated[float, Gt(0), Lt(1), "of the theory's stages"] = 0.25
+    contraction: Annotated[float, Gt(0), Lt(1), "contraction assumed by `theory` stages"] = 0.25
     clock: Annotated[
         Literal["exponential", "dynamic", "lognormal", "trace"] | None,
-        "simulated times that a round's work takes clients",
+        "simulated times of clients per round",
     ] = None
-    sigma: Annotated[AtLeast0, "of the lognormal clock"] = 1.0
+    sigma: Annotated[AtLeast0, "sigma of the lognormal clock"] = 1.0
     trace: Annotated[str | None, "file of clients' times per round, for `clock` = `trace`"] = None
     communication: Annotated[AtLeast0, "simulated seconds added to every round"] = 0.0
 
@@ -340,7 +347,7 @@ class Penalty:
 
     group: ClassVar[str] = "prior"
 
-    penalty: Annotated[Positive | None, "ridge; chosen by cross-validation within clients by default"] = None
+    penalty: Annotated[Positive | None, "ridge penalty; by default chosen by cross-validation within clients"] = None
 
 
 @parameters
@@ -351,7 +358,7 @@ class Spread:
 
     spread: Annotated[
         Literal["intercept", "same", "diagonal", "full"] | None,
-        "what clients' models differ in; chosen by cross-validation within clients by default",
+        "covariance of the random effects; by default chosen by cross-validation within clients",
     ] = None
 
 
@@ -361,7 +368,9 @@ class Rank:
 
     group: ClassVar[str] = "prior"
 
-    rank: Annotated[Count | None, "in how many; chosen by cross-validation within clients by default"] = None
+    rank: Annotated[
+        Count | None, "directions in which models differ; by default chosen by cross-validation within clients"
+    ] = None
 
 
 # All fields of a group, in the order in which they are told.
@@ -392,12 +401,12 @@ class MixtureFields(Components):
 
 @parameters
 class PersonalFields(Stages, Pull, Meta, Heads, Layers):
-    """What personal models need, and what time it takes their clients."""
+    """What personal models need, and simulated times of their clients."""
 
 
 @parameters
 class PriorFields(Rank, Spread, Penalty):
-    """What linear models of clients' own need."""
+    """What linear models per client need."""
 
 
 # -- options, by method -----------------------------------------------------------------------------------------------
@@ -586,7 +595,7 @@ METHODS: dict[str, Method] = {}
 def register(method: Method) -> None:
     """Let a method be fitted by its name; for those of one's own, once."""
     if METHODS.setdefault(method.name, method) is not method:
-        raise ConfigError(f"there is another method '{method.name}'", "give each a name of its own")
+        raise ConfigError(f"there is another method '{method.name}'", "give each its own name")
 
 
 for _method in (
@@ -633,11 +642,11 @@ for _method in (
         "Local", instead=_LINEAR,
     ),
     Method(
-        "shrunk", "Shrunk models", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
+        "shrunk", "Random effects", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
         "effects", ShrunkOptions, "Shrunk", instead=_LINEAR,
     ),
     Method(
-        "representation", "Linear representation", "linear models that differ in a few common directions (low rank)",
+        "representation", "Low-rank models", "linear models that differ in a few common directions (low rank)",
         "representation", "effects", RepresentationOptions, "Representation", instead=_LINEAR,
     ),
     Method(
@@ -648,7 +657,7 @@ for _method in (
     register(_method)
 
 AUTO = Method(
-    "auto", "auto", "compare structures, then fit the one that was chosen", "", "", Hidden,
+    "auto", "auto", "compare structures, then fit the chosen one", "", "", Hidden,
     refusal="with --method auto the comparison decides",
 )  # fmt: skip
 

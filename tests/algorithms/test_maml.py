@@ -66,7 +66,7 @@ def test_a_round_says_how_many_clients_were_left_out() -> None:
     begin = State(torch.zeros(1, dtype=torch.float64))
     _, finished, _ = run_one(lambda s: maml(s or begin, rounds=2, **how), data.rows)
     told = [(r.info["left_out"], r.info["events"]) for r in finished.rounds]
-    assert told == 2 * [(2, ["clients left out, whose steps diverged: 2"])]
+    assert told == 2 * [(2, ["clients left out because their steps diverged: 2"])]
     _, sound, _ = run_one(lambda s: maml(s or begin, rounds=2, **how), two_clients().rows)
     assert not any({"left_out", "events"} & r.info.keys() for r in sound.rounds)
 

@@ -136,7 +136,7 @@ def test_only_small_clients(parquet: Write) -> None:
 
 
 def test_all_clients_held_out(parquet: Write) -> None:
-    assert "leaves nobody to learn from" in fit(parquet(), "--new-clients", 0.99)[0]
+    assert "leaves no clients to train on" in fit(parquet(), "--new-clients", 0.99)[0]
 
 
 def test_more_clusters_than_clients(parquet: Write) -> None:
@@ -150,7 +150,7 @@ def test_more_clusters_than_clients(parquet: Write) -> None:
         (["--starts", "3"], "clusters.n_init is set, and moment-descent has no use for it", "leave it out"),
         (["--task", "classification"], "moment-descent is for regression, and target 'k' has classes", "--task regr"),
         (["--clusters", "5"], "5 clusters are more than the 4 clients", "at most 4"),
-        (["--clusters", "3", "--set", "moments.anchors=2"], "2 anchors cannot lead to 3 clusters", "moments.anchors"),
+        (["--clusters", "3", "--set", "moments.anchors=2"], "2 anchors are too few for 3 clusters", "moments.anchors"),
         (["--set", "moments.anchor=2"], "there is no option 'moments.anchor'", "did you mean moments.anchors?"),
         (["--set", "moments.exchanges=1"], "moments.exchanges is 1: input should be greater than or equal to 2", "--h"),
         (["--set", "model.degree=200"], "2 features have 20,300 products up to degree 200", "lower model.degree"),
@@ -180,7 +180,7 @@ def test_a_client_column_that_is_not_there(parquet: Write) -> None:
 
 def test_a_client_column_that_is_not_named(parquet: Write) -> None:
     sentence, hint = refused("fit", parquet(), "--target", "y")
-    assert sentence.startswith("it is not said which column of ")
+    assert sentence.startswith("the client column of ")
     assert hint == "name it with --client COLUMN"
 
 
@@ -380,10 +380,10 @@ def test_a_file_without_the_client_column(run: Path, tmp_path: Path, command: st
 def test_unknown_clients_without_a_target(run: Path, tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("site,x0,x1,x2\ns00,1,2,3\nstranger,1,2,3\n")
     sentence, hint = refused("predict", run, tmp_path / "n.csv")
-    assert sentence == "client 'stranger' was not there in training and has no row with a 'y' to place it by"
+    assert sentence == "client 'stranger' is new and has no row with a 'y' to assign it by"
     assert hint == "fill in 'y' in some of its rows"
     sentence, _ = refused("assign", run, tmp_path / "n.csv")
-    assert sentence == f"{tmp_path / 'n.csv'} has no target 'y', and clients are placed by their labelled rows"
+    assert sentence == f"{tmp_path / 'n.csv'} has no target 'y', and clients are assigned by their labelled rows"
 
 
 def test_text_where_the_model_has_numbers(run: Path, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 def test_uncertain_clients_are_warned_of_on_stderr_or_in_the_document(tmp_path: Path) -> None:
     path = planted(6, 8, noise=30.0).write(tmp_path / "t.csv")
     said = coterie("fit", path, *FIT, "--out", tmp_path / "a")
-    assert re.search(r"^warning: \d of 6 clients could as well belong to another cluster", said.err, re.MULTILINE)
+    assert re.search(r"^warning: uncertain cluster for \d of 6 clients", said.err, re.MULTILINE)
     as_json = coterie("fit", path, *FIT, "--out", tmp_path / "b", "--json")
     assert as_json.err == ""
     assert [f"warning: {one}" for one in document(as_json.out)["warnings"]] == said.err.splitlines()

@@ -34,7 +34,7 @@ def test_answer_table_and_paths_go_to_stdout(said: tuple[Said, Path]) -> None:
     assert done.code == 0
     assert done.err == ""
     lines = done.out.splitlines()
-    assert lines[0] == "Clients fall into 2 groups, and one model serves a group."
+    assert lines[0] == "Clients fall into 2 groups, with one model per group."
     assert "│ *clusters" in done.out
     assert lines[-2].startswith("next: coterie fit ")
     assert lines[-1] == f"report: {folder / 'report.html'}"

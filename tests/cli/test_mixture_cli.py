@@ -283,8 +283,8 @@ UNUSED = "is set, and mixture has no use for it"
         (["--set", "mixture.reject=-2"], "mixture.reject is -2: give a number that is at least 0, or 'nobody'", HELP),
         (
             ["--target", "weight", "--task", "classification"],
-            "a mixture needs a target that is a number, and 'weight' has classes",
-            "leave --target out to cluster rows; numbers that were taken for classes need --task regression",
+            "a mixture needs a numeric target, and 'weight' has classes",
+            "leave --target out to cluster rows; if the classes are numbers, add --task regression",
         ),
         (
             ["--method", "ifca", "--target", "weight"],

@@ -93,10 +93,10 @@ def test_known_clients_keep_their_model_whatever_their_rows_say(tmp_path: Path, 
 def test_a_new_client_without_a_labelled_row_cannot_be_predicted(tmp_path: Path, model: IFCA) -> None:
     columns = together(OLD, NEW)
     columns["y"] = pa.array(columns["y"], mask=columns["site"] == "new02")
-    with pytest.raises(DataError, match="client 'new02' was not there in training and has no row with a 'y'"):
+    with pytest.raises(DataError, match="client 'new02' is new and has no row with a 'y'"):
         predictions(model, write(tmp_path / "t.csv", columns))
     del columns["y"]
-    with pytest.raises(DataError, match="client 'new00' was not there in training") as caught:
+    with pytest.raises(DataError, match="client 'new00' is new") as caught:
         predictions(model, write(tmp_path / "t.parquet", columns))
     assert caught.value.hint == "fill in 'y' in some of its rows"
 
@@ -113,7 +113,7 @@ def test_missing_features_are_filled(tmp_path: Path, model: IFCA) -> None:
 def test_rows_without_a_client_are_refused(tmp_path: Path, model: IFCA) -> None:
     columns = together(OLD)
     columns["site"] = pa.array(columns["site"], mask=np.arange(len(OLD.y)) < 2)
-    with pytest.raises(DataError, match=r"2 rows of .*t\.parquet name no client"):
+    with pytest.raises(DataError, match=r"2 rows of .*t\.parquet have no client"):
         predictions(model, write(tmp_path / "t.parquet", columns))
 
 
@@ -145,7 +145,7 @@ def test_classes_are_predicted_by_name_and_unknown_levels_are_told(tmp_path: Pat
     (tmp_path / "n.csv").write_text("who,x,ward\nc0,1,a\nc1,2,z\nc0,2,q\n")
     table, said = predictions(made, tmp_path / "n.csv")
     assert set(table["prediction"].to_pylist()) <= {"no", "yes", "perhaps"}
-    assert said == ["2 cells have a category that was not there in training, and count as none"]
+    assert said == ["2 cells have a category that was not in the training data, and count as none"]
 
 
 def test_one_model_predicts_anybody(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_is_left_out_and_who_is_unsure_is_told(tmp_path: Path, model: IFCA)
     assert table["margin_error"].to_pylist()[1] == float("inf")
     assert said == [
         "14 rows without a client or a target are left out",
-        "1 of 4 clients could as well belong elsewhere: margin within noise",
+        "uncertain cluster for 1 of 4 clients: margin within two standard errors",
     ]
 
 
@@ -187,7 +187,7 @@ def test_nobody_can_be_placed_without_targets(tmp_path: Path, model: IFCA) -> No
     columns = together(NEW)
     columns["y"] = pa.nulls(len(columns["y"]), pa.float64())
     for name in ("empty", "absent"):
-        with pytest.raises(DataError, match="has no target 'y', and clients are placed by their labelled rows"):
+        with pytest.raises(DataError, match="has no target 'y', and clients are assigned by their labelled rows"):
             assignments(model, write(tmp_path / f"{name}.parquet", columns))
         columns.pop("y", None)
 

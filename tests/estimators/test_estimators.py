@@ -115,7 +115,7 @@ def test_an_empty_cluster_is_a_convergence_warning() -> None:
     start = torch.zeros(3, 4)
     start[2] = 1e6
     model = ifca(n_clusters=3, init="warm", start=start, patience=0, rounds=2)
-    with pytest.warns(ConvergenceWarning, match="clusters ended empty") as told:
+    with pytest.warns(ConvergenceWarning, match="clusters are empty") as told:
         model.fit(NUMBERS.x, NUMBERS.y, groups=NUMBERS.groups)
     assert told[0].filename == __file__  # points at the call of fit
 
@@ -330,7 +330,7 @@ def test_known_clients_keep_their_model_whatever_their_rows_say(regression: IFCA
 
 
 def test_a_new_client_without_targets_cannot_be_predicted(regression: IFCA) -> None:
-    with pytest.raises(DataError, match="client 'zz' was not there in training and has no targets to place it by"):
+    with pytest.raises(DataError, match="client 'zz' is new and has no targets"):
         regression.predict(NUMBERS.x[:2], groups=["s00", "zz"])
     model = FedAvg(rounds=2).fit(NUMBERS.x, NUMBERS.y, groups=NUMBERS.groups)
     assert model.predict(NUMBERS.x[:2], groups=["s00", "zz"]).shape == (2,)  # one model needs no placing
@@ -340,7 +340,7 @@ def test_a_new_client_without_targets_cannot_be_predicted(regression: IFCA) -> N
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda m: m.predict(NUMBERS.x), "it is not said which client each row belongs to"),
+        (lambda m: m.predict(NUMBERS.x), "the client of each row is not given"),
         (lambda m: m.predict(NUMBERS.x, groups=NUMBERS.groups[:-1]), "groups has 199 values and X has 200 rows"),
         (lambda m: m.predict(NUMBERS.x[:, :2], groups=NUMBERS.groups), r"rows have shape \(2,\), training rows had"),
         (lambda m: m.predict(NUMBERS.x[0], groups=["s00"]), "X has shape"),
@@ -350,8 +350,8 @@ def test_a_new_client_without_targets_cannot_be_predicted(regression: IFCA) -> N
         (lambda m: m.score(NUMBERS.x, groups=NUMBERS.groups), "there are no targets"),
         (lambda m: m.assign(NUMBERS.x, groups=NUMBERS.groups), "there are no targets"),
         (lambda m: m.score(NUMBERS.x, NUMBERS.y[:-1], groups=NUMBERS.groups), r"y has shape \(199,\)"),
-        (lambda m: m.score(NUMBERS.x, NUMBERS.y * np.nan, groups=NUMBERS.groups), "no finite numbers"),
-        (lambda m: m.score(NUMBERS.x, WORDS.y[:200], groups=NUMBERS.groups), "no finite numbers"),
+        (lambda m: m.score(NUMBERS.x, NUMBERS.y * np.nan, groups=NUMBERS.groups), "not finite numbers"),
+        (lambda m: m.score(NUMBERS.x, WORDS.y[:200], groups=NUMBERS.groups), "not finite numbers"),
         (lambda m: m.fit(NUMBERS.x, NUMBERS.y), "fit needs to know the client of each row"),
         (lambda m: m.fit(NUMBERS.x, groups=NUMBERS.groups), "ifca needs a target to learn"),
         (lambda m: m.fit(NUMBERS.clients(), NUMBERS.y), "clients have their own targets"),
@@ -367,7 +367,7 @@ def test_bad_arguments_stop_at_the_door(regression: IFCA, call: Any, said: str) 
 
 def test_an_unknown_class_is_named(classifier: IFCA) -> None:
     y = np.where(np.arange(len(WORDS.y)) == 5, "maybe", WORDS.y)
-    with pytest.raises(DataError, match="class 'maybe' was not there in training") as caught:
+    with pytest.raises(DataError, match="class 'maybe' was not in the training data") as caught:
         classifier.score(WORDS.x, y, groups=WORDS.groups)
     assert caught.value.hint == "training had no, yes"
 

@@ -118,7 +118,7 @@ def test_bad_parameters_are_told_when_fitting() -> None:
 
 
 def test_estimates_that_still_move_are_a_convergence_warning() -> None:
-    with pytest.warns(ConvergenceWarning, match="estimates still moved after 1 rounds") as told:
+    with pytest.warns(ConvergenceWarning, match="not converged after 1 rounds") as told:
         mixture(rounds=1, tol=1e-14).fit(ROWS.x, groups=ROWS.groups)
     assert told[0].filename == __file__  # points at the call of fit
     with warnings.catch_warnings():
@@ -266,7 +266,7 @@ def test_assign_estimates_the_proportions_of_new_clients(model: FederatedMixture
 
 
 def test_missing_groups_and_other_features_are_refused(model: FederatedMixture) -> None:
-    with pytest.raises(DataError, match="it is not said which client each row belongs to"):
+    with pytest.raises(DataError, match="the client of each row is not given"):
         model.predict(ROWS.x)
     with pytest.raises(DataError, match=r"rows have shape \(3,\), training rows had \(2,\)"):
         model.predict(np.ones((2, 3)), groups=["a", "b"])

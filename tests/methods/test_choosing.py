@@ -94,7 +94,7 @@ def test_the_search_widens_at_its_bounds_and_comes_down(
 ) -> None:
     chosen, said, was = searched(monkeypatch, true=true, found=found)
     assert (chosen, was) == (true, tried)
-    assert "the most that were tried" not in said
+    assert "the largest number tried" not in said
 
 
 @pytest.mark.parametrize("given", [1, 2, 5, 6, 7, 9])
@@ -104,7 +104,7 @@ def test_the_maximum_is_never_exceeded_and_is_checked(monkeypatch: pytest.Monkey
     assert chosen == given
     assert all(high <= given for _, high in tried)
     assert said.startswith(
-        "more are not looked for" if given == 1 else "the most that were tried (moments.max_clusters)"
+        "moments.max_clusters is 1" if given == 1 else "the largest number tried (moments.max_clusters)"
     )
     below, _, _ = searched(monkeypatch, true=2, found=found, given=given)
     assert below == min(2, given)  # not taken for granted

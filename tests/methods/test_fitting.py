@@ -299,7 +299,7 @@ def test_hidden_layers_make_a_network() -> None:
 def test_images_need_a_model_of_their_own() -> None:
     x = np.random.default_rng(0).normal(size=(40, 2, 3))
     clients = from_arrays(x, x[:, 0, 0], np.arange(40) % 4)
-    with pytest.raises(ConfigError, match=r"rows of shape \(2, 3\) need a model of their own"):
+    with pytest.raises(ConfigError, match=r"rows of shape \(2, 3\) need your own model"):
         fit(clients, chosen())
     fitted = fit(clients, chosen("training.rounds=3"), module=nn.Sequential(nn.Flatten(), nn.Linear(6, 1)))
     assert fitted.models.theta.shape == (2, 7)
@@ -397,7 +397,7 @@ def test_clusters_that_end_empty_are_told() -> None:
     start[2] = 1e6
     asked = chosen("clusters.n_clusters=3", "clusters.init=warm", "clusters.patience=0", "training.rounds=3")
     said = fit(made.clients(), asked, start=start).warnings
-    assert any("clusters ended empty" in one for one in said)
+    assert any("clusters are empty" in one for one in said)
 
 
 def test_models_that_diverged_are_told_and_scores_stay_comparable() -> None:
@@ -433,7 +433,7 @@ def test_more_clusters_than_clients() -> None:
 def test_more_parts_than_rows_are_refused() -> None:
     error = refused(planted(4, 6).clients(), "clusters.resample=8")
     assert isinstance(error, DataError)
-    assert error.message.startswith("no client has training rows for 8 parts")
+    assert error.message.startswith("clusters.resample is 8, and the largest client has")
 
 
 def test_fresh_rows_in_every_round_find_the_groups_too() -> None:

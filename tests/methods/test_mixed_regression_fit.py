@@ -83,7 +83,10 @@ def fitted() -> Fitted:
 def test_groups_and_their_number_are_found_without_being_told(fitted: Fitted) -> None:
     assert len(fitted.models.theta) == 3
     assert adjusted_rand(fitted.models.placed.label, SITES.truth) == 1
-    assert fitted.extra["counted"] == "3 clusters: so many stand out among the anchors, and others are no better"
+    assert (
+        fitted.extra["counted"]
+        == "3 clusters: this many groups stand out among the anchors, and other numbers fit no better"
+    )
     assert fitted.warnings == []
     assert [s.label for s in fitted.scores] == [
         "moment descent, 3 clusters", "one model for all (ridge)", "one model each",
@@ -192,7 +195,7 @@ def test_fewer_anchors_than_clusters_are_said() -> None:
     groups = np.where(np.isin(made.groups, ["c00", "c01"]), made.groups, [f"{g}{i}" for i, g in enumerate(made.groups)])
     found = fit(from_arrays(made.x, made.y, groups, test_size=0.0), chosen("clusters.n_clusters=3", baselines=False))
     assert len(found.models.theta) == 2
-    assert "there are 2 clusters and not 3: so few clients could be anchors" in found.warnings
+    assert "found 2 clusters instead of 3: too few clients can be anchors" in found.warnings
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
@@ -237,7 +240,7 @@ def test_a_feature_map_before_hidden_layers() -> None:
 def test_too_many_products_are_refused() -> None:
     clients = from_arrays(np.eye(60)[:, :40], np.arange(60.0), np.arange(60) % 6)
     said = refused(clients, "model.degree=3")
-    assert said == "40 features have 12,340 products up to degree 3, and 5,000 are the limit"
+    assert said == "40 features have 12,340 products up to degree 3; the limit is 5,000"
     assert fit(clients, chosen("model.degree=2", "training.rounds=1", method="fedavg")).models.theta.shape == (1, 861)
 
 
@@ -332,7 +335,7 @@ def test_the_tables_of_a_run_hold_both_phases(tmp_path: Path) -> None:
     assert rows[4]["spectrum"] == made.models.descended.spectrum.tolist()
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert '<section id="descent">' in page
-    assert '<p class="event">3 clusters: so many stand out among the anchors' in page
+    assert '<p class="event">3 clusters: this many groups stand out among the anchors' in page
     assert '<p class="event">30 anchors make 3 clusters: their tree is cut at the number asked for' in page
 
 
@@ -376,7 +379,7 @@ def test_fit_predict_assign_and_report_from_the_shell(tmp_path: Path) -> None:
     lines = said.out.splitlines()
     assert any(line.startswith("│ moment descent, 3 clusters ") for line in lines)
     assert "R²" in lines[3]
-    assert any(line.startswith("3 clusters: so many stand out") for line in lines)
+    assert any(line.startswith("3 clusters: this many groups stand out") for line in lines)
     assert "clients per cluster: 15, 15, 15" in lines
     assert max(map(len, lines[:-1])) <= 80
     assert run_command("predict", tmp_path / "run", data).out.count("\n") == 1351
@@ -402,7 +405,7 @@ def test_what_moment_descent_cannot_do_is_refused() -> None:
     assert refused(clients, module=nn.Linear(5, 1)) == linear_only
     assert refused(clients, "clusters.n_init=3") == "clusters.n_init is set, and moment-descent has no use for it"
     assert refused(clients, "clusters.init=random") == "clusters.init is set, and moment-descent has no use for it"
-    assert refused(clients, "clusters.n_clusters=3", "moments.anchors=2") == "2 anchors cannot lead to 3 clusters"
+    assert refused(clients, "clusters.n_clusters=3", "moments.anchors=2") == "2 anchors are too few for 3 clusters"
     assert refused(clients, "clusters.n_clusters=46") == "46 clusters are more than the 45 clients"
     assert refused(clients, start=torch.zeros(3, 6)) == "start has shape (3, 6)"
     assert refused(from_arrays(SITES.x, None, SITES.groups)) == "moment-descent needs a target to learn"
@@ -415,19 +418,19 @@ def test_nobody_to_descend_from_is_told() -> None:
     # One client of 30 has rows enough, and the two that are asked in the first round are others.
     owner = np.where(np.arange(60) < 31, 0, np.arange(60) - 30)
     clients = from_arrays(SITES.x[:60], SITES.y[:60], owner, test_size=0.0)
-    assert "nobody who took part has two training rows" in refused(clients, "training.participation=0.07")
+    assert "no participating client has two training rows" in refused(clients, "training.participation=0.07")
 
 
 def test_an_own_linear_model_may_be_given() -> None:
     own = linear_regression(5, intercept=False)
     assert fit(SITES.clients(), chosen("training.rounds=2"), module=own).models.model is own
-    assert "a model of your own is given" in refused(SITES.clients(), "model.degree=2", module=own)
+    assert "your own model is given" in refused(SITES.clients(), "model.degree=2", module=own)
 
 
 @pytest.mark.parametrize("method", ["ifca", "fedavg"])
 def test_exact_steps_are_for_linear_regression(method: str) -> None:
     words = ("training.exact=true", "training.proximal=1.0")
-    with pytest.raises(CoterieError, match=r"training\.exact is a closed form for linear regression"):
+    with pytest.raises(CoterieError, match=r"training\.exact works only for linear regression"):
         fit(SITES.clients(), chosen(*words, "model.hidden=[3]", method=method))
     groups = ["clusters.n_clusters=3"] * (method == "ifca")
     made = fit(SITES.clients(), chosen(*words, *groups, method=method))
@@ -436,4 +439,4 @@ def test_exact_steps_are_for_linear_regression(method: str) -> None:
 
 def test_exact_steps_and_gradients_do_not_go_together() -> None:
     words = ("training.exact=true", "training.proximal=1.0", "clusters.averaging=gradient")
-    assert "training.exact is about local training" in refused(SITES.clients(), *words)
+    assert "training.exact needs local training" in refused(SITES.clients(), *words)

@@ -263,7 +263,7 @@ def test_rounds_are_those_of_the_fit_and_unsettled_estimates_are_told() -> None:
     fitted = fit(clusters(4).clients(), chosen(rounds=2, tol=1e-12))
     assert [r.round for r in fitted.rounds] == [0, 1, 2]  # the start comes first
     assert not fitted.extra["settled"]
-    assert fitted.warnings == ["estimates still moved after 2 rounds: raise mixture.rounds, or mixture.tol"]
+    assert fitted.warnings == ["not converged after 2 rounds: raise mixture.rounds or mixture.tol"]
 
 
 def test_the_seed_decides_everything() -> None:
@@ -313,7 +313,7 @@ def refusal(clients: Clients, asked: FitOptions) -> CoterieError:
 
 def test_classes_are_refused() -> None:
     error = refusal(planted(4, 10, classes=True).clients(), chosen())
-    assert error.message == "a mixture needs a target that is a number, and 'target' has classes"
+    assert error.message == "a mixture needs a numeric target, and 'target' has classes"
 
 
 @pytest.mark.parametrize(
@@ -336,14 +336,14 @@ def test_options_of_other_methods_are_refused(word: str, hint: str) -> None:
 
 def test_images_are_refused() -> None:
     images = from_arrays(np.zeros((8, 2, 2)), None, ["a", "b"] * 4)
-    assert refusal(images, chosen()).message == "rows of shape (2, 2) are no rows of features"
+    assert refusal(images, chosen()).message == "rows of shape (2, 2) are not feature vectors"
 
 
 def test_too_few_rows_are_refused() -> None:
     few = clusters(2, 2).clients(test_size=0.0)
     assert refusal(few, chosen(n_components=5)).message == "5 components are more than the 4 training rows"
     error = refusal(few, chosen(n_components=1, c_lambda=None))
-    assert error.message == "no client has 3 training rows, and mixture.c_lambda is chosen on held-out ones"
+    assert error.message == "no client has 3 training rows, and mixture.c_lambda is chosen on held-out rows"
     assert error.hint == "give it, like --set mixture.c_lambda=1"
     check(few, chosen(n_components=1))
     check(few, chosen(n_components=None, choose_by="bic"))

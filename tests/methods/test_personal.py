@@ -282,7 +282,7 @@ def test_fine_tuning_is_measured_on_copies_of_the_common_model() -> None:
     loss = torch.nn.functional.cross_entropy(NET.own_outputs(tuned, test.x)[0], test.target[0])
     torch.testing.assert_close(found.loss[3], loss, atol=1e-12, rtol=1e-12)
     assert found.rows.tolist() == [3, 4, 0, 5, 2]
-    with pytest.raises(DataError, match="not of the clients who train"):
+    with pytest.raises(DataError, match="belong to different clients"):
         measure_fine_tuned(NET, theta, rows=clients((1, 2)), train_rows=settings["train_rows"], **how)
 
 
@@ -336,7 +336,7 @@ def test_accuracy_is_better_when_larger_and_error_when_smaller() -> None:
 # -- misuse -----------------------------------------------------------------------------------------------------------
 def test_misuse_is_refused() -> None:
     settings = given()
-    with pytest.raises(DataError, match="not of the clients who train"):
+    with pytest.raises(DataError, match="belong to different clients"):
         measure(**settings | {"rows": clients((1, 2, 3))})
     with pytest.raises(DataError, match="private state is of 4 clients"):
         measure(**settings | {"private": {name: value[:4] for name, value in settings["private"].items()}})
@@ -344,5 +344,5 @@ def test_misuse_is_refused() -> None:
         measure(**settings | {"fit": replace(settings["fit"], training=Training(exact=True))})
     with pytest.raises(ConfigError, match="no layer 'head'"):
         measure(**settings | {"personal": ("head",)})
-    with pytest.raises(DataError, match="no client has a row"):
+    with pytest.raises(DataError, match="no client has test rows"):
         Distribution.of(torch.zeros(2), torch.zeros(2))

@@ -236,7 +236,7 @@ def test_new_clients_fit_their_part_and_nobody_elses_changes(clients: Clients) -
     theta, own = model.theta_.clone(), model.personal_.own.clone()
     x, y, site = rows()
     new = np.isin(site, clients.newcomers.names if clients.newcomers is not None else [])
-    with pytest.raises(DataError, match="was not there in training") as caught:
+    with pytest.raises(DataError, match="is new") as caught:
         model.predict(x[new], site[new])
     assert "adopt" in caught.value.hint
     found = model.assign(x[new], y[new], site[new])
@@ -311,7 +311,7 @@ def test_a_new_client_is_served_from_its_labelled_rows(run: Path, data: Path, tm
     lines = [line.rpartition(",")[0] + "," if line.startswith('"new"') else line for line in text.splitlines()]
     (tmp_path / "blank.csv").write_text("\n".join(lines) + "\n")
     sentence, hint = refused("predict", run, tmp_path / "blank.csv")
-    assert "client 'new' was not there in training" in sentence
+    assert "client 'new' is new" in sentence
     assert "fill in 'y'" in hint
 
 
@@ -357,7 +357,7 @@ def test_a_killed_run_resumes_bit_equal(run: Path, data: Path, tmp_path: Path, m
         (["--method", "lg-fedavg", "--hidden", ""], "this one has one layer", "--hidden"),
         (["--method", "fedrep", "--layers", "9"], "no layer '9'", "its layers are"),
         (["--method", "fedrep", "--layers", "0,1"], "all of the model's layers", "choose some"),
-        (["--method", "fedrep", "--stragglers", "srpfl"], "without a clock nobody is faster", "--clock exponential"),
+        (["--method", "fedrep", "--stragglers", "srpfl"], "which needs a clock", "--clock exponential"),
         (["--method", "fedrep", "--communication", "1"], "there is no clock", "--clock"),
         (["--method", "fedrep", "--set", "personal.n0=2"], "there are no stages", "--stragglers srpfl"),
         (["--method", "fedrep", *STAGES, "--set", "personal.n0=13"], "12 clients take part", "at most 12"),

@@ -109,7 +109,7 @@ def test_a_trace_by_round_begins_again_after_its_last(tmp_path: Path, kind: str)
     ("text", "said"),
     [
         ("client,seconds\na,1\n", "1 of 2 clients are not in the trace"),
-        ("client,seconds\na,1\nb,-1\n", "some that are no time"),
+        ("client,seconds\na,1\nb,-1\n", "or invalid ones"),
         ("client,seconds\n", "has no times"),
         ("client,seconds\na,soon\nb,1\n", "cannot be read"),
         ("client,minutes\na,1\nb,1\n", "cannot be read"),

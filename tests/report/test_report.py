@@ -200,7 +200,7 @@ def add_descent(folder: Path) -> None:
     results = run_info(139, [50, 60, 29])["results"]
     results["anchors"] = [EVIL, "school 060", "school 130", "school 061", "school 131"]  # of clusters 0, 1, 2, 1, 2
     results["events"] = [
-        {"run": 0, "round": 6, "text": "many clients are badly served: 2 more anchors among them"},
+        {"run": 0, "round": 6, "text": "many clients have a high loss: 2 more anchors among them"},
         {"run": 0, "round": 12, "text": "5 anchors make 3 clusters: their tree is cut at the number asked for"},
         {"run": 0, "round": 40, "text": "cluster 2 was empty for 5 rounds"},
     ]
@@ -213,7 +213,7 @@ def test_moment_descent_has_a_section_of_its_own(folder: Path) -> None:
     text, own = words(page), section(page, "descent")
     assert "<h1>Moment descent</h1>" in page
     assert "5 anchors make 3 clusters: their tree is cut at the number asked for." in own
-    assert "many clients are badly served: 2 more anchors among them." in own
+    assert "many clients have a high loss: 2 more anchors among them." in own
     assert "cluster 2 was empty" not in own
     assert "after 10 iterations of moment descent" in text
     assert "An iteration of moment descent takes 1.00 kB up and 3.00 kB down on average." in text

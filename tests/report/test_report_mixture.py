@@ -163,7 +163,7 @@ def test_a_real_run_has_all_its_parts(tmp_path: Path) -> None:
     text = words(page)
     assert "2 components in the rows of 8 clients; on held-out rows log-likelihood" in text
     assert "2 components: of 1 to 3, " in text
-    assert "1 of 8 clients is an outlier: a score above 3.5. It has no part in the centre of the components." in text
+    assert "1 of 8 clients is an outlier: a score above 3.5. It does not contribute to the centre." in text
     for title in (
         "Gain over one mixture for all, client by client", "Choice of c_lambda", "Choice of the number of components",
         "Weights across clients", "Outlier score of every client",
@@ -192,9 +192,9 @@ def test_headline_without_baselines_names_the_score_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "fact", "said"),
     [
-        (0, "every client is alone", "c_lambda is 0, chosen on held-out rows: every client has components of its own"),
-        ("common", "components are common", "c_lambda is infinite, chosen on held-out rows: all clients have the same"),
-        (0.25, "components are drawn together", "drawn to a common centre. On average 12 % of a client's difference"),
+        (0, "each client fitted alone", "c_lambda is 0, chosen on held-out rows: every client is fitted alone."),
+        ("common", "all clients have the same components", "c_lambda is infinite, chosen on held-out rows: all"),
+        (0.25, "components are shrunk to a centre", "towards a common centre. On average a client keeps 12 % of its"),
     ],
 )
 def test_says_what_c_lambda_means(folder: Path, value: float | str, fact: str, said: str) -> None:
@@ -207,14 +207,14 @@ def test_says_what_c_lambda_means(folder: Path, value: float | str, fact: str, s
 def test_settings_that_were_given_have_no_choice(folder: Path) -> None:
     edit_results(folder, c_lambda_choice=None, components_choice=None)
     page = report(folder)
-    assert "c_lambda is 0.25: the components" in words(page)
+    assert "c_lambda is 0.25: every client's components are shrunk" in words(page)
     assert "3 components, as asked for." in words(page)
     assert "Choice of" not in page
 
 
 @pytest.mark.parametrize(
     ("by", "why"),
-    [("held-out", "the fewest within a standard error of the best on held-out rows"), ("bic", "the least BIC")],
+    [("held-out", "the fewest within two standard errors of the best on held-out rows"), ("bic", "the smallest BIC")],
 )
 def test_says_why_there_are_so_many_components(folder: Path, by: str, why: str) -> None:
     edit_results(folder, components_choice=run_info()["results"]["components_choice"] | {"by": by})
@@ -235,11 +235,11 @@ def test_one_component_has_neither_weights_nor_colours(folder: Path) -> None:
 
 def test_says_when_almost_nothing_is_a_clients_own(folder: Path) -> None:
     write_clients(folder, own=[0.001] * N_CLIENTS)
-    assert "On average less than 1 % of a client's difference" in words(report(folder))
+    assert "On average a client keeps less than 1 % of its difference" in words(report(folder))
 
 
 def test_says_when_estimates_were_still_moving(folder: Path) -> None:
-    said = "estimates were still moving"
+    said = "not converged: estimates still moved"
     assert said not in words(report(folder))
     edit_results(folder, settled=False)
     assert said in words(report(folder))
@@ -325,7 +325,7 @@ def test_every_component_has_a_box_of_its_weights(folder: Path) -> None:
 def test_outliers_are_named_with_the_farthest_first(folder: Path) -> None:
     own = section(report(folder), "outliers")
     text = words(own)
-    assert "2 of 12 clients are outliers: a score above 3.5. They have no part in the centre of the components." in text
+    assert "2 of 12 clients are outliers: a score above 3.5. They do not contribute to the centre." in text
     assert re.findall(r"<bdi>(.*?)</bdi>", own) == ["site 03", str(escape(EVIL))]
     assert row(own, "site 03")[:2] == ["41.0", "160"]
     marks = re.findall(r'<(circle|path) class="mark (bad|plain) solid"', own)
@@ -339,7 +339,7 @@ def test_outliers_that_are_not_rejected_have_their_part(folder: Path) -> None:
     edit(folder, config={"mixture": {"reject": "nobody"}})
     text = words(report(folder))
     assert "2 of 12 clients are outliers" in text
-    assert "no part in the centre" not in text
+    assert "contribute to the centre" not in text
 
 
 def test_says_so_when_nobody_is_an_outlier(folder: Path) -> None:
@@ -366,7 +366,7 @@ def test_clients_are_listed_with_the_farthest_first(folder: Path) -> None:
     assert text.index("site 03") < text.index(EVIL) < text.index("site 11")
     assert "weight 2" in text
     assert "33.3 %" in text
-    assert "log-likelihood, own mixture" in text
+    assert "log-likelihood, one mixture each" in text
 
 
 def test_many_weights_stay_in_their_file(folder: Path) -> None:
@@ -392,7 +392,7 @@ def test_there_are_no_clusters(folder: Path) -> None:
 def test_gains_are_over_one_mixture_for_all(folder: Path) -> None:
     text = words(section(report(folder), "comparison"))
     assert "Gain over one mixture for all, client by client" in text
-    assert "Better for 12 of 12 clients on held-out rows; better than a mixture of their own for 12 of 12." in text
+    assert "Better for 12 of 12 clients on held-out rows; better than with one mixture each for 12 of 12." in text
 
 
 def test_methods_are_compared_without_the_outliers_too(folder: Path) -> None:

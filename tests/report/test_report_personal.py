@@ -73,9 +73,9 @@ def test_the_spread_over_clients_is_written_with_common_decimals(run: Path) -> N
 @pytest.mark.parametrize(
     ("layers", "sentence"),
     [
-        (["2"], "Each client has layer 2 of the model to itself; all share the others."),
-        (["0", "1"], "Each client has layers 0, 1 of the model to itself; all share the others."),
-        ([], "Each client goes on from a common model, with steps of its own."),
+        (["2"], "Layer 2 is personal; all clients share the others."),
+        (["0", "1"], "Layers 0, 1 are personal; all clients share the others."),
+        ([], "Each client adapts a common model to its own rows."),
     ],
 )
 def test_what_is_a_clients_own_is_said(run: Path, layers: list[str], sentence: str) -> None:

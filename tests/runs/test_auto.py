@@ -119,4 +119,4 @@ def test_where_no_method_fits_what_was_chosen_the_next_best_is_taken(tmp_path: P
     document = {"chosen": "local", "rows": rows, "answer": {"headline": "", "evidence": [], "doubts": ["few clients"]}}
     (tmp_path / "comparison" / "compare.json").write_text(json.dumps(document))
     said = auto.why(tmp_path)["why"]["doubts"]
-    assert said == ["No method fits that, so the next best was taken: shrunk.", "few clients"]
+    assert said == ["No method can fit this structure yet, so the next best was chosen: shrunk.", "few clients"]

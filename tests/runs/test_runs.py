@@ -330,8 +330,8 @@ def test_an_empty_folder_may_become_a_run(tmp_path: Path) -> None:
     [
         (None, "{} is not a run: it has no run.json"),
         ("{", "{}/run.json cannot be read"),
-        ("[1]", "{} is not a run: its run.json is of something else"),
-        ('{"status": "finished"}', "{} is not a run: its run.json is of something else"),
+        ("[1]", "{} is not a run: its run.json was not written by a run"),
+        ('{"status": "finished"}', "{} is not a run: its run.json was not written by a run"),
     ],
 )
 def test_what_is_no_run_cannot_be_read(tmp_path: Path, content: str | None, said: str) -> None:
@@ -351,7 +351,7 @@ def test_options_of_another_version_are_refused(tmp_path: Path) -> None:
     document = strict(tmp_path / "run.json")
     document["config"]["training"]["fancy"] = 1
     (tmp_path / "run.json").write_text(json.dumps(document))
-    assert "options that are not known" in refused(lambda: read_options(tmp_path), RunError)
+    assert "unknown options" in refused(lambda: read_options(tmp_path), RunError)
 
 
 @pytest.mark.parametrize("name", ["clients.parquet", "models/models.safetensors"])

@@ -44,4 +44,8 @@ def averaged(
 
 def _left_out(clients: int) -> dict[str, Any]:
     """Say how many clients had no say, if any."""
-    return {"left_out": clients, "events": [f"clients left out, whose steps diverged: {clients}"]} if clients else {}
+    return (
+        {"left_out": clients, "events": [f"clients left out because their steps diverged: {clients}"]}
+        if clients
+        else {}
+    )

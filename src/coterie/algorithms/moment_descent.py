@@ -195,7 +195,7 @@ def moment_descent(
         if not len(more):
             break
         state = _with_anchors(replace(state, arrived=len(state.anchors)), more, origin)
-        yield Save(state, {"events": [f"many clients are badly served: {len(more)} more anchors among them"]})
+        yield Save(state, {"events": [f"many clients have a high loss: {len(more)} more anchors among them"]})
     nobody = torch.zeros(len(theta), dtype=torch.int64)
     state = replace(state, theta=theta, empty=nobody, unseen=nobody, arrived=len(state.anchors))
     yield Save(state, {"events": events})

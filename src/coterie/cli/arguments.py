@@ -37,15 +37,15 @@ Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with 
 Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
 Target = Annotated[str | None, typer.Option(help="Column to predict.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-Hidden = Annotated[str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; none is linear.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+Hidden = Annotated[str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; linear by default.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 Missing = Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")]
 TaskName = Annotated[str | None, typer.Option(help="auto, regression or classification.")]
 Exclude = Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")]
-Categorical = Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories.")]
+Categorical = Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories; may be repeated.")]
 MinRows = Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")]
 TestSize = Annotated[float | None, typer.Option(help="Share of each client's rows to hold out.")]
-NewClients = Annotated[float | None, typer.Option(help="Share of the clients to hold out.")]
+NewClients = Annotated[float | None, typer.Option(help="Share of the clients to hold out as new clients.")]
 
 
 def data_tree(

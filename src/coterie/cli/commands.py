@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Federated learning where clients differ: find the hidden structure without moving the data, train what fits.",
+    help="Federated learning for clients that differ: find how, without moving data, and train models to match.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Look at data before fitting.", no_args_is_help=True)
+data_app = typer.Typer(help="Inspect data before fitting.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(studies.app, name="study")
 app.add_typer(flower_commands.app, name="flower")
@@ -69,7 +69,7 @@ def demo_command(
     every: Every = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Cluster 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
+    """Cluster 144 clients that hold scikit-learn's digits in four hidden rotations."""
     from coterie.studies import digits_demo
 
     chosen = digits_demo.demo_options(seed)
@@ -86,7 +86,7 @@ def fit_command(
     every: Every = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Fit models to clients that differ, and write a run folder with a report."""
+    """Fit models to clients, compare with baselines, and write a run folder with a report."""
     clients = read_clients(chosen)
     stem = data.name.split(".")[0]
     _fit_into(out_ or free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
@@ -94,7 +94,7 @@ def fit_command(
 
 @app.command("resume")
 def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> None:
-    """Continue a run that was interrupted; the result is what it would have been."""
+    """Continue an interrupted run; the result is the same as without the interruption."""
     from coterie.runs.fit import show_report
     from coterie.runs.folder import is_finished, read_options
 
@@ -108,7 +108,7 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 
 @app.command("predict")
 def predict_command(run: Run, data: Data, out_: Out = None) -> None:
-    """Predict every row of DATA, each client by its own cluster's model, by its own mixture, or by its personal model."""
+    """Predict every row of DATA with its client's model: that of its cluster, its mixture, or its personal model."""
     from coterie.cli.tables import check_ending, predicted, write_rows
     from coterie.estimators import load
 
@@ -120,7 +120,7 @@ def predict_command(run: Run, data: Data, out_: Out = None) -> None:
 
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None) -> None:
-    """Place clients, also new ones, by their labelled rows: among clusters or components, or with a part of their own."""
+    """Assign clients, old or new, by their labelled rows: to clusters, mixture proportions, or personal models."""
     from coterie.cli.tables import assigned, check_ending, write_rows
     from coterie.estimators import load
 
@@ -132,7 +132,7 @@ def assign_command(run: Run, data: Data, out_: Out = None) -> None:
 
 @app.command("report")
 def report_command(run: Run) -> None:
-    """Write the HTML report of a run, or of a comparison, again, and print its path."""
+    """Write the HTML report of a run or a comparison again, and print its path."""
     from coterie.report import write_report
     from coterie.report.comparison import is_comparison, write_comparison_report
     from coterie.runs.folder import is_finished
@@ -157,7 +157,7 @@ def check_command(
     min_rows: Annotated[int, typer.Option(help="Leave out clients with fewer rows.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is in the data and what would go wrong."""
+    """Describe the data and report problems."""
     from coterie.data.check import check
     from coterie.runs.show import show_findings
 

@@ -45,11 +45,11 @@ def compare_command(
     client: Client = None,
     target: Target = None,
     out_: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the results; a new one under runs/ by default.")
+        Path | None, typer.Option("--out", help="Results folder; a new one under runs/ by default.")
     ] = None,
     hidden: Hidden = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer restarts and settings, and less patience.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Try fewer starts and settings.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     missing: Missing = None,
     task: TaskName = None,
     exclude: Exclude = None,
@@ -59,7 +59,7 @@ def compare_command(
     new_clients: NewClients = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which structure clients have: one model for all, groups, a shared representation, mixtures, or one model each."""
+    """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
     from coterie.config import options
     from coterie.runs.comparison import about, check_free, write_comparison
     from coterie.runs.show import show_comparison

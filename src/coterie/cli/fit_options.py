@@ -65,32 +65,30 @@ def fit_options(
         ),
     ] = None,
     clusters: Annotated[
-        int | None, typer.Option(help="Number of clusters; moment-descent can estimate it, ifca takes 2.")
+        int | None, typer.Option(help="Number of clusters; by default moment-descent estimates it, and ifca uses 2.")
     ] = None,
     n_components: Annotated[
-        int | None, typer.Option("--components", help="Components of a mixture; by default chosen on held-out rows.")
+        int | None, typer.Option("--components", help="Mixture components; by default chosen on held-out rows.")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(help="Directions of a linear representation; by default chosen on held-out rows.")
+        int | None, typer.Option(help="Rank of low-rank models (representation); by default chosen on held-out rows.")
     ] = None,
     starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
     hidden: Hidden = None,
     layers: Annotated[
         str | None,
-        typer.Option(help="Personal layers, by the beginnings of their names, like 2,3."),
+        typer.Option(help="Personal layers, by the prefixes of their names, like 2,3."),
     ] = None,
     stragglers: Annotated[
         str | None,
         typer.Option(help="none, or srpfl: begin with the fastest clients, and double their number in stages."),
     ] = None,
     clock: Annotated[
-        str | None, typer.Option(help="What time a round takes clients: exponential, dynamic or lognormal.")
+        str | None, typer.Option(help="Simulated times of clients per round: exponential, dynamic or lognormal.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A file of what time rounds take clients, in place of --clock.")
-    ] = None,
-    communication: Annotated[float | None, typer.Option(help="Seconds that are added to every round.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="File of clients' times per round, instead of --clock.")] = None,
+    communication: Annotated[float | None, typer.Option(help="Simulated seconds added to every round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Seed = None,
     missing: Missing = None,
     task: TaskName = None,
@@ -131,11 +129,11 @@ def fit_options(
 def tell_method(name: str) -> NoReturn:
     """Print the options of a method, with their defaults, and leave."""
     if name not in METHODS:
-        raise ConfigError(f"there is no method '{name}' with options of its own", f"there are {', '.join(METHODS)}")
+        raise ConfigError(f"there is no method '{name}' with its own options", f"there are {', '.join(METHODS)}")
     method = METHODS[name]
     print(f"coterie fit DATA --method {name}: {method.about}")
     print(
-        "Its options, with their defaults, for --set or a file of --config; `coterie fit --help` has those of all methods."
+        "Options of this method with their defaults, for --set or --config; `coterie fit --help` lists the common options."
     )
     for group, options in method.takes.items():
         for option in options:

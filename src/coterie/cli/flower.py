@@ -35,17 +35,17 @@ _DEMO: dict[
 
 FOLDER = Path(".coterie-flower")
 
-Folder = Annotated[Path, typer.Option(help="Where the federation on this machine is kept.")]
+Folder = Annotated[Path, typer.Option(help="Folder of the federation on this machine.")]
 Superlink = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT, or a name in Flower's configuration; by default what `up` has started."),
+    typer.Option(help="HOST:PORT, or a name in Flower's configuration; by default the one that `up` started."),
 ]
 Certificates = Annotated[
-    Path | None, typer.Option("--root-certificates", help="PEM file that the SuperLink's certificate is checked with.")
+    Path | None, typer.Option("--root-certificates", help="PEM file to check the SuperLink's certificate with.")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to --superlink without TLS.")]
-Nodes = Annotated[int | None, typer.Option(help="Nodes to wait for; by default 1, or all that `up` has started.")]
-Timeout = Annotated[float, typer.Option(help="Seconds that a round waits for answers.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to --superlink without TLS.")]
+Nodes = Annotated[int | None, typer.Option(help="Number of nodes to wait for; by default 1, or all that `up` started.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for answers in a round.")]
 
 
 @app.callback()
@@ -60,10 +60,10 @@ def up_command(
     client: Client = None,
     target: Target = None,
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
-    tls: Annotated[bool, typer.Option("--tls", help="Talk over TLS, with nodes that prove who they are.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Use TLS and authenticated nodes.")] = False,
     folder: Folder = FOLDER,
 ) -> None:
-    """Start a SuperLink and SuperNodes on this machine, and deal the clients of DATA to the nodes."""
+    """Start a SuperLink and SuperNodes on this machine, and distribute the clients of DATA over the nodes."""
     from coterie.engines.flower.federation import up
 
     made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls)
@@ -86,7 +86,7 @@ def run_command(
     every: Every = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Fit over the clients of a federation; the same command again continues a run that was interrupted."""
+    """Fit the clients of a federation; repeat the command to continue an interrupted run."""
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
         if made is not None:
@@ -108,7 +108,7 @@ def resume_command(
     every: Every = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a run that was interrupted, from its last checkpoint, with its own options."""
+    """Continue an interrupted run from its last checkpoint, with its own options."""
     from coterie.runs.fit import show_report
     from coterie.runs.folder import is_finished, read_options
 
@@ -124,7 +124,7 @@ def resume_command(
 
 @app.command("status")
 def status_command(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
-    """Say which processes of the federation on this machine run, which nodes are there, and what they have run."""
+    """List the processes, nodes and runs of the federation on this machine."""
     from coterie.engines.flower.federation import find
 
     made = find(folder)
@@ -148,7 +148,7 @@ def status_command(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
 
 @app.command("down")
 def down_command(folder: Folder = FOLDER) -> None:
-    """Stop what `up` has started."""
+    """Stop the processes that `up` started."""
     from coterie.engines.flower.federation import down
 
     stopped = down(folder)
@@ -162,7 +162,7 @@ def demo_command(
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run the demo's 144 clients on SuperNodes of this machine, and stop everything again."""
+    """Run the demo with its 144 clients on SuperNodes on this machine, then stop them."""
     from coterie.engines.flower.federation import down, up
     from coterie.studies import digits_demo
 

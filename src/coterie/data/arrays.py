@@ -90,9 +90,7 @@ def _features(X: Any) -> np.ndarray:
     """[N, ...] floats that torch can take over."""
     x = _array(X, "X")
     if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
-        raise DataError(
-            f"X has dtype {x.dtype}, which is no type of number", "turn it into floats: X.astype('float64')"
-        )
+        raise DataError(f"X has dtype {x.dtype}, which is not numeric", "convert it: X.astype('float64')")
     if x.ndim < 2:
         raise DataError(f"X has shape {x.shape}, and needs rows and features", "for a single feature, X.reshape(-1, 1)")
     if not x.size:

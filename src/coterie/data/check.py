@@ -265,7 +265,7 @@ class _Look:
             yield Problem(
                 severity="warning",
                 sentence=f"{single} of {counted(len(self.scan.counts), 'client')} have rows of one class only",
-                hint="a model of their own would learn nothing; prefer methods that share one",
+                hint="a separate model learns nothing from one class; prefer shared models",
             )
 
 
@@ -294,7 +294,7 @@ def _constant_problems(features: Sequence[FoundFeature]) -> Iterator[Problem]:
         yield Problem(
             severity="warning",
             sentence=f"{counted(len(within), 'column')} with the same value in all rows of a client: {listed(within)}",
-            hint=f"such a column describes clients and may give them away; --exclude {within[0]}",
+            hint=f"such a column describes clients and may identify them; --exclude {within[0]}",
         )
 
 
@@ -303,7 +303,9 @@ def _missing_problems(features: Sequence[FoundFeature], missing: Missing) -> Ite
         f"{feature.name} ({feature.missing})" for feature in features if feature.missing and feature.kind in _USABLE
     ]
     if gaps and missing != "error":
-        done = "rows without are left out" if missing == "drop" else "they are filled with the federated mean"
+        done = (
+            "rows with missing values are left out" if missing == "drop" else "they are filled with the federated mean"
+        )
         columns = counted(len(gaps), "column")
         yield Problem(severity="note", sentence=f"{columns} with missing values: {listed(gaps)}", hint=done)
 
@@ -332,6 +334,6 @@ def _client_problems(counts: np.ndarray, min_rows: int) -> Iterator[Problem]:
     if most > _UNEQUAL * np.median(counts):
         yield Problem(
             severity="note",
-            sentence=f"clients are very unequal: {most} rows in the largest, {np.median(counts):g} in a usual one",
+            sentence=f"clients are very unequal: {most} rows in the largest, {np.median(counts):g} in the median one",
             hint="look at metrics by client, not only over all rows",
         )

@@ -104,7 +104,7 @@ def held_out(
         rows, newcomers = rows.split_clients(new_clients, seed=seed)
         if not rows.n_clients:
             raise DataError(
-                f"holding out {new_clients:g} of the clients leaves nobody to learn from", "lower --new-clients"
+                f"holding out {new_clients:g} of the clients leaves no clients to train on", "lower --new-clients"
             )
     if test_size:
         rows, test = rows.split(test_size, seed=seed)

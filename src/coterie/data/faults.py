@@ -67,7 +67,7 @@ def _feature_faults(name: str, facts: ColumnFacts, categorical: bool, largest: f
         such = f", such as '{facts.example[:40]}'" if facts.example else ""
         yield DataError(
             f"column '{name}' has more than {MAX_LEVELS} different levels{such}",
-            f"{away}; if it should be numbers, correct the cells that are none",
+            f"{away}; if it should be numeric, correct the cells that are not numbers",
         )
     if facts.kind == "number":
         yield from _range_faults(f"column '{name}'", facts, largest, f"correct the cells, or {away}")

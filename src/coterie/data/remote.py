@@ -35,7 +35,7 @@ class Part:
         """Take it."""
         found = {"train": clients.train, "test": clients.test, "newcomers": clients.newcomers}.get(self.name)
         if found is None:
-            raise RunError(f"there are no '{self.name}' rows", "ask for what the node said that it has")
+            raise RunError(f"there are no '{self.name}' rows", "ask for rows that the node has")
         return found
 
 

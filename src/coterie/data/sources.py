@@ -75,7 +75,7 @@ def open_source(path: str | Path, client: str | None) -> Source:
         raise DataError(f"there is no file '{path}'", _near(path))
     if not path.is_dir():
         if client is None:
-            raise DataError(f"it is not said which column of '{path}' names the client", "name it with --client COLUMN")
+            raise DataError(f"the client column of '{path}' is not given", "name it with --client COLUMN")
         return Source(path, (path,), _columns(path), client, by_file=False)
     files = _files(path)
     columns = _columns(files[0])

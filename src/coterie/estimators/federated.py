@@ -26,7 +26,7 @@ __all__ = ["IFCA", "FedAvg", "Federated", "MixedRegression"]
 class Federated(Estimator):
     """What estimators of K models with labels share."""
 
-    doubts = ("ended empty",)
+    doubts = ("are empty",)
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Placed:
         """Place clients, old or new, by the loss on their labelled rows; they come in the order of their names."""
@@ -60,8 +60,8 @@ class Federated(Estimator):
             return known
         if prepared.y is None:
             raise DataError(
-                f"client '{strangers[0]}' was not there in training and has no targets to place it by",
-                "give labelled rows of it: `assign` places new clients",
+                f"client '{strangers[0]}' is new and has no targets",
+                "new clients need some labelled rows: use `assign`",
             )
         return torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)
 
@@ -94,14 +94,14 @@ class FedAvg(Federated, FedAvgOptions):
 
 @estimator
 class IFCA(Federated, IFCAOptions):
-    """Clients fall into groups: find them, and train a model for each (Ghosh et al., 2020).
+    """Find groups of clients, and train a model for each (Ghosh et al., 2020).
 
     Attributes
     ----------
     labels_ : ndarray
         [M] cluster of each client, in the order of `client_names_`.
     margins_, certain_ : ndarray
-        [M] loss margin to the runner-up, and whether it is beyond noise.
+        [M] loss margin to the second-best model, and whether it is more than two standard errors.
     theta_ : Tensor
         [K, P] the models.
     history_ : list of Round
@@ -109,7 +109,7 @@ class IFCA(Federated, IFCAOptions):
     scores_ : dict
         How the method and its baselines do.
     classes_ : ndarray
-        What predictions of a class are made of: the values of `y`, or the names in a file.
+        The classes: values of `y`, or names in a file.
     """
 
     method = "ifca"
@@ -122,9 +122,9 @@ class IFCA(Federated, IFCAOptions):
 
 @estimator
 class MixedRegression(Federated, MomentDescentOptions):
-    """Clients follow one of a few linear regressions: find these from any start (Su et al., 2022).
+    """Find groups of clients that follow the same linear regression, from any start (Su et al., 2022).
 
-    Phase 1, moment descent, leads the models of a few clients, the anchors, to those of their groups. Phase 2 assigns all
+    Phase 1, moment descent, moves the models of a few clients, the anchors, to those of their groups. Phase 2 assigns all
     clients and refines the models by FedAvg (`local_steps`) or FedProx (`proximal`, `exact`).
 
     Attributes
@@ -136,7 +136,7 @@ class MixedRegression(Federated, MomentDescentOptions):
     anchors_ : ndarray
         [A] names of the anchors.
     anchor_models_ : Tensor
-        [A, P] where Phase 1 led them.
+        [A, P] their models after Phase 1.
     spectrum_ : Tensor
         [L] singular values of the moments at the anchors, mean over anchors, in the last iteration. Of a loaded run
         without its state file, this and the two above are not there.

@@ -21,14 +21,14 @@ __all__ = ["FederatedMixture"]
 
 @estimator
 class FederatedMixture(Estimator, MixtureOptions):
-    """Rows of every client are a mixture, and clients' mixtures are alike, but for some outliers (Tian et al., 2024).
+    """A mixture for every client; mixtures are similar across clients, except for outliers (Tian et al., 2024).
 
     Without targets, components are normal and rows are clustered. With targets, components are linear regressions.
 
     Attributes
     ----------
     client_names_ : ndarray
-        [M] in the order of all that follows.
+        [M] in the order of the following attributes.
     weights_ : ndarray
         [M, R] proportions of every client's components.
     means_, centre_ : ndarray
@@ -42,7 +42,7 @@ class FederatedMixture(Estimator, MixtureOptions):
     n_components_, c_lambda_ : int, float
         As given or chosen.
     choice_, components_choice_ : Choice or None
-        Candidates for the two, and what held-out rows said of each; None for what was given.
+        Candidates for the two, and their scores on held-out rows; None if the value was given.
     scores_ : dict
         Mean log-likelihoods by method: "mixture", and with baselines "global" and "local".
     history_ : list of Round
@@ -51,7 +51,7 @@ class FederatedMixture(Estimator, MixtureOptions):
 
     method = "mixture"
     task = "regression"
-    doubts = ("still moved", "ended empty")
+    doubts = ("not converged", "are empty")
 
     n_components: int | None = field(default=None, kw_only=False)
 

@@ -53,16 +53,16 @@ class Personalised(Estimator):
     personal_: Personal = field(init=False)
 
     def adopt(self, clients: Any, y: Any = None, groups: Any = None) -> Self:
-        """Take clients in that were not there in training: they fit their personal part to these labelled rows, and keep it.
+        """Add new clients: they fit their personal parameters to these labelled rows, and keep them.
 
-        A client that has one gets a new one. What all share stays as it is.
+        A known client fits its personal parameters again. Shared parameters do not change.
         """
         self.personal_ = self.personal_.joined(self.assign(clients, y, groups))
         self.client_names_ = self.personal_.names
         return self
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Adopted:
-        """Fit personal parts of clients, old or new, to their labelled rows, without keeping them."""
+        """Fit personal parameters of clients, old or new, to their labelled rows, without storing them."""
         rows = labelled(self._rows(clients, y, groups))
         return self.personal_.adopt(self.prepared(rows))
 
@@ -93,8 +93,8 @@ class Personalised(Estimator):
             return own
         if prepared.y is None:
             raise DataError(
-                f"client '{prepared.names[strangers[0]]}' was not there in training and has no targets to fit its part to",
-                "give labelled rows of it to `adopt` first",
+                f"client '{prepared.names[strangers[0]]}' is new and has no targets",
+                "new clients need some labelled rows: give them to `adopt` first",
             )
         own = own.clone()
         own[torch.from_numpy(strangers)] = self.personal_.fitted(prepared.only(strangers))
@@ -118,16 +118,16 @@ class Trained(Personalised, Stages, Rounds):
 
 @estimator
 class FedRep(Trained, FedRepOptions):
-    """All clients share a representation, and each has a head of its own (Collins et al., 2021; SRPFL with `stragglers`).
+    """A shared representation, and a personal head for each client (Collins et al., 2021; SRPFL with `stragglers`).
 
-    The head are the last layer, or `layers`.
+    The head is the last layer, or `layers`.
 
     Attributes
     ----------
     client_names_ : ndarray
-        [M] clients that have a part of their own.
+        [M] clients with personal parameters.
     personal_ : Personal
-        Everybody's model: `theta` and `own`.
+        All models: `theta` (shared) and `own` (personal).
     theta_ : Tensor
         [Q] the representation.
     scores_ : dict
@@ -145,9 +145,9 @@ class FedRep(Trained, FedRepOptions):
 
 @estimator
 class LGFedAvg(Trained, SplitOptions):
-    """Each client has a representation of its own, and all share the layers on top of it (Liang et al., 2020).
+    """A personal representation for each client, and shared layers on top of it (Liang et al., 2020).
 
-    The representation are all layers but the last two, or `layers`.
+    The representation is all layers but the last two, or `layers`.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ class LGFedAvg(Trained, SplitOptions):
 
 @estimator
 class FedPer(Trained, SplitOptions):
-    """All clients share a body, and each has a head of its own, trained together with it (Arivazhagan et al., 2019).
+    """A shared body and a personal head for each client, trained together (Arivazhagan et al., 2019).
 
     The head is the last layer, or `layers`.
 
@@ -183,12 +183,12 @@ class FedPer(Trained, SplitOptions):
 
 @estimator
 class MAML(Trained, MAMLOptions):
-    """One model for all, trained to be good after a step of each client's own (Per-FedAvg; Fallah et al., 2020).
+    """One model for all, trained to fit each client after a fine-tuning step (Per-FedAvg; Fallah et al., 2020).
 
     Attributes
     ----------
     theta_ : Tensor
-        [P] the common model, from which clients go on.
+        [P] the common model, which clients fine-tune.
     client_names_, personal_, scores_, spread_, history_
         As of `FedRep`.
     """
@@ -198,7 +198,7 @@ class MAML(Trained, MAMLOptions):
 
 @estimator
 class Ditto(Trained, DittoOptions):
-    """A model of its own for every client, pulled to a common one that is trained by FedAvg (Li et al., 2021).
+    """A personal model for every client, pulled to a common one that is trained by FedAvg (Li et al., 2021).
 
     Attributes
     ----------
@@ -226,7 +226,7 @@ class Local(Personalised, LocalOptions):
 
 @estimator
 class Shrunk(Personalised, ShrunkOptions):
-    """A linear model for every client, drawn towards a common one as far as clients are alike.
+    """Random effects: a linear model for every client, shrunk towards a common one.
 
     Attributes
     ----------
@@ -239,7 +239,7 @@ class Shrunk(Personalised, ShrunkOptions):
 
 @estimator
 class Representation(Personalised, RepresentationOptions):
-    """A linear model for every client that differs from a common one in a few directions, the same for all.
+    """Low-rank random effects: linear models that differ from a common one in a few common directions.
 
     Attributes
     ----------

@@ -46,7 +46,7 @@ def as_rows(data: Any, y: Any, groups: Any, schema: Schema, *, alone: bool) -> R
         _check_same(schema, data.schema)
         return data.train if data.test is None else data.test
     if groups is None and not alone:
-        raise DataError("it is not said which client each row belongs to", "pass groups=")
+        raise DataError("the client of each row is not given", "pass groups=")
     rows = from_arrays(data, None, groups, task="none", test_size=0.0, missing="mean").train
     names = _names(groups, len(data))
     if rows.layout.n_rows != len(names):
@@ -86,7 +86,7 @@ def classes_of(schema: Schema, y: Any) -> np.ndarray:
 def labelled(rows: Ragged) -> Ragged:
     """Refuse rows without targets."""
     if rows.y is None:
-        raise DataError("there are no targets, and clients are judged by their labelled rows", "pass y")
+        raise DataError("there are no targets, and clients are assigned by labelled rows", "pass y")
     return rows
 
 
@@ -120,7 +120,7 @@ def _targets(y: Any, n: int, schema: Schema) -> Tensor:
     if schema.task == "classification":
         return _class_numbers(y.reshape(-1), schema.classes)
     if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
-        raise DataError("y has values that are no finite numbers", "leave those rows out")
+        raise DataError("y has values that are not finite numbers", "leave those rows out")
     return torch.from_numpy(y.reshape(-1).astype(np.float64))
 
 
@@ -129,5 +129,5 @@ def _class_numbers(y: np.ndarray, classes: tuple[str, ...]) -> Tensor:
     names = [name_of(value) for value in y.tolist()]
     strange = sorted(set(names) - set(number))
     if strange:
-        raise DataError(f"class '{strange[0]}' was not there in training", f"training had {', '.join(classes)}")
+        raise DataError(f"class '{strange[0]}' was not in the training data", f"training had {', '.join(classes)}")
     return torch.tensor([number[name] for name in names])

@@ -73,7 +73,7 @@ def number_of_clusters(
     )
     found = min(len(anchors.states[0].theta), cap)
     if found == 0 or cap == 1:  # nobody answered, or there is nothing to choose
-        return 1, "nobody answered" if found == 0 else "more are not looked for"
+        return 1, "nobody answered" if found == 0 else "moments.max_clusters is 1"
     search = _Search(session, made, program, errors=1.0 if found < 2 else 2.0)
     search.attempt(max(1, found - 1), max(found, min(first_bound(given), cap)))
     while True:
@@ -88,12 +88,12 @@ def number_of_clusters(
 
 def _how_chosen(chosen: int, found: int, cap: int) -> str:
     if chosen == cap:
-        return "the most that were tried (moments.max_clusters), on held-out rows"
+        return "the largest number tried (moments.max_clusters), on held-out rows"
     if found < 2:
         return "chosen on held-out rows, since no groups stand out among the anchors"
     if chosen == found:
-        return "so many stand out among the anchors, and others are no better"
-    return f"chosen on held-out rows; {found} stand out among the anchors"
+        return "this many groups stand out among the anchors, and other numbers fit no better"
+    return f"chosen on held-out rows; {found} groups stand out among the anchors"
 
 
 @dataclass

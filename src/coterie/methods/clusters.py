@@ -93,7 +93,7 @@ def _train_moment_descent(session: Session, made: Prepared, start: Tensor | None
     state: moment_descent.State = done.states[0]
     if not len(state.theta):
         raise DataError(
-            "nobody who took part has two training rows, so there are no anchors to descend from",
+            "no participating client has two training rows, so there are no anchors",
             "raise training.participation, or use --method ifca",
         )
     spectra = [r.info["spectrum"] for r in done.rounds if "spectrum" in r.info]
@@ -135,10 +135,10 @@ def check_clusters(clients: Clients, options: FitOptions, given: Given) -> None:
     if options.method == "moment-descent":
         _check_moments(clients, options, model, start)
     if options.training.exact and not has_closed_form(model):
-        raise ConfigError("training.exact is a closed form for linear regression", "train in steps: leave it out")
+        raise ConfigError("training.exact works only for linear regression", "train in steps: leave it out")
     if options.training.exact and options.clusters.averaging == "gradient" and options.method != "fedavg":
         raise ConfigError(
-            "training.exact is about local training, and with clusters.averaging=gradient there is none",
+            "training.exact needs local training, and clusters.averaging=gradient has none",
             "leave one of them out",
         )
 
@@ -153,8 +153,8 @@ def _check_numbers(clients: Clients, options: FitOptions, model: Model) -> None:
     parts, most = options.clusters.resample, int(clients.train.counts.max())
     if parts > most:
         raise DataError(
-            f"no client has training rows for {parts} parts, of which each round takes two: the largest has {most}",
-            f"ask for clusters.resample of at most {most - most % 2}; all rows in every round are 0",
+            f"clusters.resample is {parts}, and the largest client has {most} training rows",
+            f"give at most {most - most % 2}, or 0 to use all rows in every round",
         )
 
 
@@ -178,7 +178,7 @@ def _check_moments(clients: Clients, options: FitOptions, model: Model, start: T
     if clients.schema.task != "regression":
         raise ConfigError(
             f"moment-descent is for regression, and target '{clients.schema.target}' has classes",
-            "use --method ifca; numbers that were taken for classes need --task regression",
+            "use --method ifca; if the classes are numbers, add --task regression",
         )
     if not has_closed_form(model):
         raise ConfigError(
@@ -186,12 +186,10 @@ def _check_moments(clients: Clients, options: FitOptions, model: Model, start: T
         )
     if m.anchors is not None and m.anchors < (c.n_clusters or 1):
         raise ConfigError(
-            f"{m.anchors} anchors cannot lead to {c.n_clusters} clusters", "raise moments.anchors, or leave it out"
+            f"{m.anchors} anchors are too few for {c.n_clusters} clusters", "raise moments.anchors, or leave it out"
         )
     if start is not None and start.shape != (model.n_parameters,):
-        raise ConfigError(
-            f"start has shape {tuple(start.shape)}", f"give one model of {model.n_parameters} numbers, where all begin"
-        )
+        raise ConfigError(f"start has shape {tuple(start.shape)}", f"give one vector of {model.n_parameters} numbers")
     if int(clients.train.counts.max()) < 2:
         raise DataError("no client has two training rows, and anchors need two", "use --method ifca, or more rows")
 
@@ -216,15 +214,13 @@ def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
     if options.method == "fedavg":
         return out
     if options.n_clusters is not None and len(theta) < options.n_clusters:
-        out.append(f"there are {len(theta)} clusters and not {options.n_clusters}: so few clients could be anchors")
+        out.append(f"found {len(theta)} clusters instead of {options.n_clusters}: too few clients can be anchors")
     unsure = int((~found.certain).sum())
     if unsure:
-        out.append(
-            f"{unsure} of {len(found.label)} clients could as well belong to another cluster: margin within noise"
-        )
+        out.append(f"uncertain cluster for {unsure} of {len(found.label)} clients: margin within two standard errors")
     sizes = torch.bincount(found.label, minlength=len(theta))
     empty = int((sizes == 0).sum())
     if empty:
         way_out = "ask for fewer clusters" + (", or for more starts (n_init)" if options.method == "ifca" else "")
-        out.append(f"{empty} of {len(sizes)} clusters ended empty: {way_out}")
+        out.append(f"{empty} of {len(sizes)} clusters are empty: {way_out}")
     return out

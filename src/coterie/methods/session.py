@@ -215,9 +215,7 @@ def model_for(clients: Clients, options: FitOptions, module: nn.Module | Model |
     """Make the model that the options describe, or take the one that is given."""
     o, regression = options.model, clients.schema.task == "regression"
     if module is not None and o.degree > 1:
-        raise ConfigError(
-            f"model.degree is {o.degree}, and a model of your own is given", "multiply features in your model"
-        )
+        raise ConfigError(f"model.degree is {o.degree}, and your own model is given", "multiply features in your model")
     if isinstance(module, Dense | Network):
         return module
     if isinstance(module, nn.Module):
@@ -225,12 +223,12 @@ def model_for(clients: Clients, options: FitOptions, module: nn.Module | Model |
     shape = clients.train.shape
     if len(shape) != 1:
         raise ConfigError(
-            f"rows of shape {shape} need a model of their own", "give a torch module as model=, or flatten the rows"
+            f"rows of shape {shape} need your own model", "give a torch module as model=, or flatten the rows"
         )
     inputs = n_monomials(shape[0], o.degree)
     if o.degree > 1 and inputs > MOST:
         raise ConfigError(
-            f"{shape[0]} features have {inputs:,} products up to degree {o.degree}, and {MOST:,} are the limit",
+            f"{shape[0]} features have {inputs:,} products up to degree {o.degree}; the limit is {MOST:,}",
             "lower model.degree, or leave columns out with --exclude",
         )
     sizes = (inputs, *o.hidden, 1 if regression else len(clients.schema.classes))

@@ -44,11 +44,13 @@ class Network:
 
     def __post_init__(self) -> None:
         if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in self.module.modules()):
-            raise ConfigError("the model has dropout, whose noise has no key", "set p=0 in its Dropout layers")
+            raise ConfigError(
+                "the model has dropout, whose noise cannot be seeded here", "set p=0 in its Dropout layers"
+            )
         if any(True for _ in self.module.buffers()):
             raise ConfigError(
                 "the model has buffers (BatchNorm?), which cannot be averaged over clients",
-                "use GroupNorm or LayerNorm in place of BatchNorm",
+                "use GroupNorm or LayerNorm instead of BatchNorm",
             )
 
     @property

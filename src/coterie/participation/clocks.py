@@ -122,7 +122,7 @@ class Trace:
         table = _read(self.path)
         seconds = table["seconds"].to_numpy()
         if len(seconds) == 0 or not bool((np.isfinite(seconds) & (seconds >= 0)).all()):
-            raise DataError(f"the trace {self.path} has no times, or some that are no time", "give seconds >= 0")
+            raise DataError(f"the trace {self.path} has no times, or invalid ones", "give seconds >= 0")
         client = keys.name_keys(table["client"].to_numpy()).numpy()
         order = np.lexsort((table["round"].to_numpy(), client))
         known, first, count = np.unique(client[order], return_index=True, return_counts=True)

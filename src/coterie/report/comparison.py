@@ -64,7 +64,9 @@ def _read(folder: Path, name: str | None) -> Run:
     except (OSError, ValueError):
         raise RunError(f"'{path}' cannot be read", "compare again with another --out") from None
     if not isinstance(said, dict) or not {"chosen", "rows", "answer"} <= said.keys():
-        raise RunError(f"'{path}' is not of a comparison", "give the folder that `coterie compare --out` wrote")
+        raise RunError(
+            f"'{path}' is not the document of a comparison", "give the folder that `coterie compare --out` wrote"
+        )
     groups, metric = said.get("grouping") or {}, str(said.get("metric"))
     data = {**said.get("data", {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
     results = {"n_clusters": len(groups.get("sizes") or []), "profiles": _profiles(groups)}
@@ -120,10 +122,10 @@ def _context(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run) -> list[Fact]:
     info, groups = run.info, run.info.get("grouping") or {}
-    facts = [Fact("clients", count(info.get("n_clients")), f"{count(info.get('n_judged'))} judged")]
+    facts = [Fact("clients", count(info.get("n_clients")), f"{count(info.get('n_judged'))} scored")]
     if groups.get("stability") is not None:
-        facts.append(Fact("stability of groups", fixed(groups["stability"], 2), "adjusted Rand index, 1 is the same"))
-    for name, words in (("outliers", "fit nothing that is shared"), ("too_small", "too few rows to be judged")):
+        facts.append(Fact("stability of groups", fixed(groups["stability"], 2), "adjusted Rand index; 1 is perfect"))
+    for name, words in (("outliers", "no shared model fits"), ("too_small", "too few rows to be scored")):
         if info.get(name):
             facts.append(Fact(name.replace("_", " "), count(len(info[name])), words))
     return [*facts, Fact("took", human_seconds(number(info.get("seconds"))))]
@@ -133,7 +135,7 @@ def _facts(run: Run) -> list[Fact]:
 def _head(run: Run) -> list[str]:
     rows, name = run.info["rows"], run.metric.name
     where = "test rows" if rows[0].get("rows") == "test" else "cross-validated"
-    head = [f"{name}, {where}", f"gain over one {run.noun} for all", "95 % interval"]
+    head = [f"{name}, {where}", f"gain over one {run.noun} for all", "95 % confidence interval"]
     return [*head, f"{name}, new clients"] if _any(rows, "new_metric") else head
 
 
@@ -183,7 +185,7 @@ def _differences(rows: Sequence[Mapping[str, Any]], noun: str) -> Figure | None:
         x_label=f"{_NATS}, right is better",
         title=title,
     )
-    note = "Cross-validated, paired over clients that are judged and no outliers, with 95 % intervals. Blue: chosen."
+    note = "Cross-validated, paired over scored clients without outliers; 95 % confidence intervals. Blue: chosen."
     return figure(title, svg, (), note)
 
 
@@ -206,7 +208,7 @@ def _gains(run: Run) -> Figure | None:
         total=len(there),
     )
     better = count((gain[there] > 0).sum())
-    note = f"Better for {better} of {count(len(there))} clients by their own held-out rows."
+    note = f"Better for {better} of {count(len(there))} clients on their own held-out rows."
     keys = [Key("better", "bar good"), Key("worse", "bar bad")]
     return figure(title, svg, keys, note + thinned(len(keep), len(there)))
 
@@ -233,7 +235,7 @@ def _trials(one: Mapping[str, Any]) -> Figure | None:
         integer_x=whole,
         log_x=not whole and min(x) > 0,
     )  # fmt: skip
-    return figure(title, svg, (), f"Cross-validated, with one standard error. Taken: {one['label']}.")
+    return figure(title, svg, (), f"Cross-validated, with one standard error. Chosen: {one['label']}.")
 
 
 def _agreement(run: Run) -> Figure | None:
@@ -245,7 +247,7 @@ def _agreement(run: Run) -> Figure | None:
     order = there[np.argsort(-share[there], kind="stable")]
     keep = order[evenly(len(order), MOST_MARKS)]
     names = run.clients["client"]
-    title = "How often each client comes into its group again"
+    title = "How often each client is in the same group"
     svg = signed_bars(
         share[keep].tolist(),
         titles=[f"{names[i]}: {100 * share[i]:.0f} %" for i in keep],
@@ -256,5 +258,5 @@ def _agreement(run: Run) -> Figure | None:
         total=len(there),
     )
     always = count((share[there] > 1 - 1e-9).sum())
-    note = f"Always: {always} of {count(len(there))} clients. The groups are found anew in every fold."
+    note = f"Every fold finds groups again. Always in the same group: {always} of {count(len(there))} clients."
     return figure(title, svg, (), note + thinned(len(keep), len(there)))

@@ -45,7 +45,7 @@ def _movement(run: Run) -> Figure | None:
         lines, x_label="iteration", y_label="movement (log scale)", title="Movement of the anchors", log_y=True,
         integer_x=True,
     )  # fmt: skip
-    note = "A line for each anchor: how far its model moved. Where a line breaks, the anchor stood still."
+    note = "One line per anchor: how far its model moved. A gap means that it did not move."
     return figure("Movement of the anchors", svg, _cluster_keys(labels), note)
 
 
@@ -78,8 +78,8 @@ def _spectrum(run: Run) -> Figure | None:
     series = {f"iteration {t}": [math.nan if v is None else v for v in values] for t, values in shown}
     svg = columns(series, x_label="number", y_label="singular value", title="Spectrum of the moments")
     note = (
-        "Mean over anchors. Where clusters are clear, as many values stand out as there are clusters; in the end one"
-        " fewer, since an anchor that has arrived no longer sees its own."
+        "Mean over anchors. With clear clusters, as many values stand out as there are clusters; at the end one"
+        " fewer, since the moments of a converged anchor no longer show its own cluster."
     )
     return figure("Spectrum of the moments", svg, column_keys(series), note)
 

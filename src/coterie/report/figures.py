@@ -116,7 +116,7 @@ def _stages_note(run: Run) -> str:
     when = ", ".join(count(r) for r in joined)
     return (
         f"The fastest {count(enough[0])} clients begin, more join in round{'s' * (len(joined) > 1)} {when}, and "
-        f"{count(enough[-1])} take part in the end. The loss rises where clients join: they have not trained yet."
+        f"{count(enough[-1])} take part in the end. The loss rises when clients join, as they have not trained yet."
     )
 
 
@@ -136,7 +136,9 @@ def cluster_sizes(run: Run) -> Figure | None:
     rounds = [float(run.rounds["round"][i]) for i in rows]
     svg = stacked_area(rounds, layers, x_label="round", y_label="clients", title="Clients per cluster", integer_x=True)
     names = [f"{j} ({count(layers[j][-1])})" for j in range(k)]
-    return figure("Clients per cluster by round", svg, cluster_keys(k, names=names), "In brackets: at the end.")
+    return figure(
+        "Clients per cluster by round", svg, cluster_keys(k, names=names), "In parentheses: clients in the last round."
+    )
 
 
 def client_map(run: Run) -> Figure | None:
@@ -163,7 +165,7 @@ def client_map(run: Run) -> Figure | None:
     keys = cluster_keys(max(labels) + 1, "dot", [str(k) for k in range(max(labels) + 1)]) if run.labels else []
     if certain is not None and not all(certain):
         keys.append(Key("too close to call", "plain hollow", "dot"))
-    note = "Clients close together are alike; the axes have no unit." + thinned(len(keep), len(there))
+    note = "Nearby clients are similar; the axes have no unit." + thinned(len(keep), len(there))
     return figure("Map of the clients", svg, keys, note)
 
 
@@ -204,7 +206,7 @@ def _gain_note(run: Run, gain: Floats) -> str:
         return note + "."
     over = run.metric.gain(ours, alone)
     over = over[np.isfinite(over)]
-    return f"{note}; better than a {run.noun} of their own for {count((over > 0).sum())} of {count(len(over))}."
+    return f"{note}; better than with one {run.noun} each for {count((over > 0).sum())} of {count(len(over))}."
 
 
 def margins(run: Run) -> Figure | None:
@@ -230,7 +232,7 @@ def margins(run: Run) -> Figure | None:
         total=len(there),
     )
     keys = [Key("clear", "plain", "dot"), Key("too close to call", "bad", "dot")] if certain is not None else []
-    note = "How much worse the second-best cluster fits."
+    note = "How much higher the loss is under the second-best cluster."
     if error is not None:
         note += " Whiskers: two standard errors either way."
     return figure("How clearly clients belong to their cluster", svg, keys, note + thinned(len(keep), len(there)))
@@ -303,4 +305,4 @@ def evenly(n: int, most: int) -> list[int]:
 
 
 def thinned(shown: int, there: int) -> str:
-    return "" if shown == there else f" Shown: {count(shown)} of {count(there)} clients, evenly picked."
+    return "" if shown == there else f" Shown: {count(shown)} of {count(there)} clients, evenly spaced."

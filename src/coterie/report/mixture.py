@@ -77,9 +77,9 @@ def _how_many(run: Run) -> str:
         return f"{text}, as asked for."
     among = " to ".join(dict.fromkeys(f"{v:g}" for v in (choice.values[0], choice.values[-1])))
     why = (
-        "with the least BIC"
+        "the smallest BIC"
         if choice.by == "bic"
-        else "the fewest within a standard error of the best on held-out rows"
+        else "the fewest within two standard errors of the best on held-out rows"
     )
     return f"{text}: of {among}, {why}."
 
@@ -91,15 +91,15 @@ def _how_common(run: Run) -> str:
         return ""
     chosen = "" if _choice(run, "c_lambda_choice") is None else ", chosen on held-out rows"
     if value == _COMMON:
-        return f"c_lambda is infinite{chosen}: all clients have the same components, and weights of their own."
+        return f"c_lambda is infinite{chosen}: all clients have the same components, with their own weights."
     if value == 0:
-        return f"c_lambda is 0{chosen}: every client has components of its own, and none is helped by the others."
+        return f"c_lambda is 0{chosen}: every client is fitted alone."
     own, mine = run.client_column("own"), ""
     if own is not None:
         share = float(np.nanmean(own))
         words = percent(share, 0) if share >= 0.01 else f"less than {percent(0.01, 0)}"
-        mine = f" On average {words} of a client's difference from the centre is left."
-    return f"c_lambda is {value:g}{chosen}: the components of every client are drawn to a common centre.{mine}"
+        mine = f" On average a client keeps {words} of its difference from the centre."
+    return f"c_lambda is {value:g}{chosen}: every client's components are shrunk towards a common centre.{mine}"
 
 
 def _choice_of_sharing(run: Run) -> Figure | None:
@@ -114,7 +114,7 @@ def _choice_of_sharing(run: Run) -> Figure | None:
         names, choice.scores, choice.chosen, below=ends, x_label="c_lambda", y_label="held-out log-likelihood per row",
         title=title,
     )  # fmt: skip
-    note = "How much clients share: at 0 each is alone, and the larger, the more are they drawn to common components."
+    note = "How strongly clients are shrunk to the centre: 0 fits each alone, infinity gives all the same components."
     return figure(title, svg, [Key("chosen", "k0", "dot")], note + _off_scale(choice))
 
 

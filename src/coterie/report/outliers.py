@@ -54,11 +54,11 @@ def _who(run: Run, score: Floats, limit: float) -> str:
     far, there = int((score > limit).sum()), int((~np.isnan(score)).sum())
     if not far:
         return f"None of {count(there)} clients is an outlier: no score is above {limit:g}."
-    are, they_have = ("are outliers", "They have") if far > 1 else ("is an outlier", "It has")
+    are, they_do = ("are outliers", "They do") if far > 1 else ("is an outlier", "It does")
     text = f"{count(far)} of {count(there)} clients {are}: a score above {limit:g}."
     mixture = run.part("config").get("mixture")
     reject = number(mixture.get("reject")) if isinstance(mixture, dict) else None
-    return text if reject is None or reject > limit else f"{text} {they_have} no part in the centre of the components."
+    return text if reject is None or reject > limit else f"{text} {they_do} not contribute to the centre."
 
 
 def _scores(run: Run, score: Floats, limit: float) -> Figure:
@@ -77,8 +77,8 @@ def _scores(run: Run, score: Floats, limit: float) -> Figure:
         title=title,
         total=len(there),
     )
-    note = "How much farther a client's components are from the centre than is usual, in robust standard deviations."
+    note = "Distance of a client's components from the centre minus the median, in robust standard deviations."
     if (score > FAR * limit).any():
         note += " Triangles: off the scale."
-    keys = [Key("usual", "plain", "dot"), Key(f"outlier, above {limit:g}", "bad", "dot")]
+    keys = [Key("typical", "plain", "dot"), Key(f"outlier, above {limit:g}", "bad", "dot")]
     return figure(title, svg, keys, note + thinned(len(keep), len(there)))

@@ -39,14 +39,14 @@ def personal(run: Run) -> Spread | None:
 
 def _sentences(run: Run) -> list[str]:
     layers, never = run.results.get("layers") or [], number(run.results.get("never_visited"))
-    kept = "Each client goes on from a common model, with steps of its own."
+    kept = "Each client adapts a common model to its own rows."
     if layers:
-        word = f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
-        kept = f"Each client has {word} of the model to itself; all share the others."
-    out = [f"{kept} Clients count alike here, however many rows they have."]
+        word = f"Layer {layers[0]} is" if len(layers) == 1 else f"Layers {', '.join(map(str, layers))} are"
+        kept = f"{word} personal; all clients share the others."
+    out = [f"{kept} All clients have equal weight here, whatever their number of rows."]
     if never:
         who = "1 client" if never == 1 else f"{count(never)} clients"
-        out.append(f"{who} never took part, and fitted what is their own after training.")
+        out.append(f"{who} never took part in training, and fitted personal parameters afterwards.")
     return out
 
 
@@ -76,13 +76,13 @@ def _fares(run: Run) -> Figure | None:
     title = f"Held-out {run.metric.name} of all clients"
     svg = line_chart(
         lines,
-        x_label="clients, worst off first (%)",
+        x_label="clients, worst first (%)",
         y_label=run.metric.name,
         title=title,
         y_form=run.metric.form,
     )
     keys = [Key(name, f"k{i}" + " dashed" * (i > 0), "line") for i, name in enumerate(named)]
-    note = "Each line has the clients in its own order; the worst tenth is at the left."
+    note = "Each line sorts the clients separately, with the worst at the left."
     return figure(title, svg, keys if len(named) > 1 else (), note)
 
 
@@ -110,7 +110,7 @@ def _participation(run: Run) -> Figure | None:
             seconds[keep].tolist(),
             rounds[keep].tolist(),
             titles=[f"{names[i]}: {count(rounds[i])} rounds, {fixed(seconds[i], 2)} s" for i in keep],
-            x_label="seconds that a round takes the client, on average",
+            x_label="mean seconds of the client per round",
             y_label=y_label,
             title=title,
             integer_y=True,

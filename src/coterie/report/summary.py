@@ -238,7 +238,7 @@ def _rounds_fact(run: Run) -> Fact | None:
         return None
     note = f"best of {len(run.restarts)} restarts (number {run.chosen})" if len(run.restarts) > 1 else ""
     if run.results.get("settled") is False:
-        note = "estimates were still moving at the last"
+        note = "not converged: estimates still moved in the last round"
     if run.descents:
         note = f"after {sum(map(len, run.descents))} iterations of moment descent"
     return Fact("rounds", count(len(run.restarts[run.chosen])), note)
@@ -247,7 +247,7 @@ def _rounds_fact(run: Run) -> Fact | None:
 def _clock_fact(run: Run) -> Fact | None:
     """What the clock showed in the end."""
     seconds = number(run.results.get("virtual_time"))
-    return None if seconds is None else Fact("virtual time", human_seconds(seconds), "of the rounds, by the clock")
+    return None if seconds is None else Fact("virtual time", human_seconds(seconds), "of all rounds, simulated")
 
 
 def _worst_fact(run: Run) -> Fact | None:
@@ -258,7 +258,7 @@ def _worst_fact(run: Run) -> Fact | None:
     if worst is None:
         return None
     return Fact(
-        "worst tenth", run.metric.texts([worst])[0], f"{run.metric.name} of the clients who fare worst, on average"
+        "worst tenth", run.metric.texts([worst])[0], f"mean {run.metric.name} of the worst tenth of the clients"
     )
 
 
@@ -266,11 +266,11 @@ def _sharing_fact(run: Run) -> Fact | None:
     """How much the clients of a mixture share."""
     value = run.results.get("c_lambda")
     if value == "common":
-        return Fact("c_lambda", "∞", "components are common")
+        return Fact("c_lambda", "∞", "all clients have the same components")
     found = number(value)
     if found is None:
         return None
-    return Fact("c_lambda", f"{found:g}", "components are drawn together" if found else "every client is alone")
+    return Fact("c_lambda", f"{found:g}", "components are shrunk to a centre" if found else "each client fitted alone")
 
 
 def _outliers_fact(run: Run) -> Fact | None:

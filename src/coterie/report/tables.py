@@ -128,7 +128,7 @@ def _is_number(column: list[Any]) -> bool:
 def column_title(run: Run, name: str) -> str:
     """Name a column of the clients as the report does."""
     if name in _METRICS:
-        whose = {"metric": "", "metric_global": ", one for all", "metric_local": f", own {run.noun}"}
+        whose = {"metric": "", "metric_global": ", one for all", "metric_local": f", one {run.noun} each"}
         return run.metric.name + whose[name]
     return _TITLES.get(name, name.replace("_", " "))
 

@@ -60,7 +60,10 @@ def why(folder: Path) -> dict[str, Any]:
     found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
     taken = _taken(said["rows"])
     if not taken["chosen"]:
-        found["doubts"] = [f"No method fits that, so the next best was taken: {taken['label']}.", *found["doubts"]]
+        found["doubts"] = [
+            f"No method can fit this structure yet, so the next best was chosen: {taken['label']}.",
+            *found["doubts"],
+        ]
     return {"why": found}
 
 

@@ -133,7 +133,7 @@ def read_options(folder: Path) -> FitOptions:
         return FitOptions.model_validate(_read_json(folder)["config"])
     except ValidationError:
         raise RunError(
-            f"{folder / 'run.json'} has options that are not known", "it may be of another version of coterie"
+            f"{folder / 'run.json'} has unknown options", "it may come from another version of coterie"
         ) from None
 
 
@@ -193,7 +193,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
     document = read_document(folder)
     if not {"status", "config", "fingerprint"} <= document.keys():
         raise RunError(
-            f"{folder} is not a run: its run.json is of something else",
+            f"{folder} is not a run: its run.json was not written by a run",
             "name the folder that `coterie fit --out` wrote",
         )
     return document

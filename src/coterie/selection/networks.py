@@ -15,14 +15,14 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.evaluate import Measured
+from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows
+from coterie.methods.linear.structures import Found, Setting
+from coterie.methods.linear.task import Task
 from coterie.models import Model
 from coterie.protocol import Replies
 from coterie.selection.networks_fit import ALONE, MOMENTUM, STEPS, TUNED, Served, Shared, Trainer
-from coterie.selection.result import FitAdvice, Setting
-from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
-from coterie.selection.structures import Found
+from coterie.selection.result import FitAdvice
 from coterie.selection.summary import New
-from coterie.selection.task import Task
 
 __all__ = ["FOLDS", "Networks"]
 
@@ -77,7 +77,9 @@ class Networks:
         if int(self.task.train.counts.max()) > _ROWS:
             said.append(f"Networks were trained on at most {_ROWS:,} rows of a client.")
         if chosen == "shrunk":
-            said.append("The next command trains for fine-tuning by MAML: no method goes on from FedAvg.")
+            said.append(
+                "The next command uses MAML, which trains for fine-tuning: no method fine-tunes FedAvg's model."
+            )
         return tuple(said)
 
     def fitted(self, wanted: Sequence[str]) -> tuple[dict[str, Found], dict[str, Sequence[Served]]]:
@@ -161,7 +163,7 @@ class Networks:
     def label(self, name: str, setting: Setting) -> str:
         """A setting in words."""
         return {
-            "global": "one model for all", "local": "one model each", "representation": "own heads",
+            "global": "one model for all", "local": "one model each", "representation": "personal heads",
             "clusters": f"{setting.get('n_clusters')} clusters", "shrunk": f"fine-tuned, {setting.get('steps')} steps",
         }[name]  # fmt: skip
 

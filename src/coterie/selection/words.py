@@ -45,14 +45,13 @@ def answer(found: Comparison) -> Answer:
 def _headline(found: Comparison, chosen: Structure) -> str:
     model = _noun(found)
     said = {
-        "global": f"One {model} for all is enough: nothing that was tried serves clients clearly better.",
+        "global": f"One {model} for all is enough: no other structure fits clients clearly better.",
         "local": f"Local {model}s are enough: clients gain nothing by learning from each other.",
-        "shrunk": f"Every client needs a {model} of its own, drawn towards what all have in common.",
-        "representation": f"{_in_common(chosen)}: what they share is learnt together, and the rest is each one's own.",
-        "clusters": f"Clients fall into {_number(chosen.setting.get('n_clusters'), 'group')}, and one model serves a group.",
+        "shrunk": f"Every client needs its own {model}, shrunk towards a common one.",
+        "representation": _in_common(chosen),
+        "clusters": f"Clients fall into {_number(chosen.setting.get('n_clusters'), 'group')}, with one model per group.",
         "mixture": (
-            f"Rows are of {_number(chosen.setting.get('n_components'), 'kind')} within clients, "
-            "which every client has in its own proportions."
+            f"Each client's rows mix {_number(chosen.setting.get('n_components'), 'component')}, in its own proportions."
         ),
     }
     return said[chosen.name]
@@ -61,25 +60,25 @@ def _headline(found: Comparison, chosen: Structure) -> str:
 def _in_common(chosen: Structure) -> str:
     """What a representation is: a subspace of models, or the body of a network."""
     if "rank" in chosen.setting:
-        return f"Clients' models differ in {_number(chosen.setting['rank'], 'direction')} only"
-    return "Clients' models differ in their last layer only"
+        return f"Clients' models differ in {_number(chosen.setting['rank'], 'direction')} only; the rest is shared."
+    return "Clients share features but map them to different outcomes: only the last layer of their models differs."
 
 
 def _against_one_model(found: Comparison, chosen: Structure) -> list[str]:
     """What the choice brings over one model for all, in the score that chose and in the metric that people read."""
     if chosen.versus_global is None:
         return _nothing_better(found)
-    out = [f"Against {one_for_all(found)}, {_difference(chosen.versus_global)}."]
+    out = [f"Compared with {one_for_all(found)}, {_difference(chosen.versus_global)}."]
     everybody, metric = found["global"], found.metric
     if chosen.test_metric is not None and everybody.test_metric is not None:
         ours, theirs = (plus_minus(metric, s.test_metric, s.test_stderr) for s in (chosen, everybody))
         out.append(
-            f"On test rows, which chose nothing, {metric_name(metric)} is {ours}, against {theirs} with "
+            f"On test rows (not used for selection), {metric_name(metric)} is {ours}, against {theirs} with "
             f"{one_for_all(found)} (means over clients){_better_for(found, chosen, everybody)}."
         )
         tested = chosen.test_versus_global
         if tested is not None and not tested.clear and chosen.versus_global.clear:
-            out.append(f"These test rows alone would not show it: there {_difference(tested)}.")
+            out.append(f"The test rows alone do not show a clear gain: there {_difference(tested)}.")
     return [*out, *_for_new_clients(found, chosen, everybody)]
 
 
@@ -89,12 +88,12 @@ def _for_new_clients(found: Comparison, chosen: Structure, everybody: Structure)
         return []
     ours, theirs = (plus_minus(found.metric, s.new_metric, s.new_stderr) for s in (chosen, everybody))
     few = found.settings.get("few_shot")
-    after = f" after {_number(few, 'row')} each" if few is not None else ""
+    after = f" after {_number(few, 'labelled row')} each" if few is not None else ""
     worse = (
         chosen.new_metric > everybody.new_metric if found.metric == "rmse" else chosen.new_metric < everybody.new_metric
     )
-    serves = f": {one_for_all(found)} serves them better" if worse else ""
-    return [f"For clients that were not there in training it is {ours}{after}, against {theirs}{serves}."]
+    serves = f": {one_for_all(found)} fits them better" if worse else ""
+    return [f"For new clients it is {ours}{after}, against {theirs}{serves}."]
 
 
 def one_for_all(found: Comparison) -> str:
@@ -112,7 +111,7 @@ def _nothing_better(found: Comparison) -> list[str]:
         return []
     best = max(rivals, key=lambda one: one.score)
     assert best.versus_global is not None
-    return [f"The best of the others is {best.label}: {_difference(best.versus_global)}."]
+    return [f"The best alternative is {best.label}: {_difference(best.versus_global)}."]
 
 
 def _better_for(found: Comparison, ours: Structure, theirs: Structure) -> str:
@@ -128,11 +127,11 @@ def _against_others(found: Comparison, chosen: Structure) -> list[str]:
     others = [one for one in found.structures if one.name not in (chosen.name, "global") and one.versus_chosen]
     if chosen.name != "global" and best is not chosen and best.versus_chosen is not None:
         out.append(
-            f"{_capital(best.label)} scores best, but by so little that the simpler is taken: "
+            f"{_capital(best.label)} scores best, but by so little that the simpler structure was chosen: "
             f"{_difference(best.versus_chosen)}."
         )
     out += [
-        f"{_capital(one.label)} would describe how rows scatter, but predicts worse than others, and was not taken."
+        f"{_capital(one.label)}: a higher likelihood, but worse predictions than other structures, so not chosen."
         for one in others
         if one.barred and one.name == "mixture" and one.score > chosen.score
     ]
@@ -156,12 +155,12 @@ def _groups(found: Comparison, chosen: Structure) -> list[str]:
         return []
     sizes = _listed([count(size) for size in groups.sizes])
     if groups.stability >= _STABLE:
-        read = "the same clients come together again and again"
+        read = "are stable across folds"
     elif groups.stability >= _UNSTABLE:
-        read = "most clients come together again, some change sides"
+        read = "are fairly stable across folds, but some clients change groups"
     else:
-        read = "the models help, but who is in which group is mostly chance: do not read much into it"
-    return [f"The groups have {sizes} clients; from fold to fold {read} (adjusted Rand {groups.stability:.2f})."]
+        read = "are unstable across folds: their models help, but do not interpret which client is in which group"
+    return [f"The groups have {sizes} clients and {read} (adjusted Rand index {groups.stability:.2f})."]
 
 
 # -- what to know -----------------------------------------------------------------------------------------------------
@@ -169,24 +168,24 @@ def _worse(found: Comparison) -> list[str]:
     if found.chosen == "global" or not found.worse_off:
         return []
     judged = int(found.judged.sum())
+    are = "is" if len(found.worse_off) == 1 else "are"
     return [
-        f"Worse than {one_for_all(found)}, by their own held-out rows: {len(found.worse_off)} of "
-        f"{_number(judged, 'client')} ({_some(found.worse_off)})."
+        f"{len(found.worse_off)} of {_number(judged, 'client')} {are} worse off than with {one_for_all(found)}, "
+        f"on their own held-out rows: {_some(found.worse_off)}."
     ]
 
 
 def _odd_clients(found: Comparison) -> list[str]:
     out = []
     if found.outliers:
-        fit = "fits" if len(found.outliers) == 1 else "fit"
         out.append(
-            f"{_number(len(found.outliers), 'client')} {fit} nothing that others share, and had no part in the "
-            f"choice: {_some(found.outliers)}. Look at their data."
+            f"No shared model fits {_number(len(found.outliers), 'client')}, not counted in the choice: "
+            f"{_some(found.outliers)}. Check their data."
         )
     if found.too_small:
         have = "has" if len(found.too_small) == 1 else "have"
         few = _number(len(found.too_small), "client")
-        out.append(f"{few} {have} too few rows to be judged: {_some(found.too_small)}.")
+        out.append(f"{few} {have} too few rows to be scored: {_some(found.too_small)}.")
     return out
 
 
@@ -253,7 +252,7 @@ def _difference(found: Difference) -> str:
     decimals = _decimals(found.stderr)
     said = f"a held-out row is {fixed(float(np.exp(found.mean)), decimals)} times as likely"
     nats = f"{fixed(found.mean, decimals)} nats"
-    about = f"{nats}, 95 % interval {interval(found)}, paired over {_number(found.clients, 'client')}"
+    about = f"{nats}, 95 % confidence interval {interval(found)}, paired over {_number(found.clients, 'client')}"
     return f"{said} ({about}){'' if found.clear else ': the interval contains 0'}"
 
 

@@ -97,7 +97,7 @@ def _embedded(read: Callable[[], Images]) -> tuple[Tensor, Tensor]:
 
 def _read_pendigits(seed: int, rows: int | None) -> Ragged:
     if rows is not None:
-        raise DataError("writers have the rows that they have", "leave --rows out")
+        raise DataError("--rows does not apply to writers", "leave --rows out")
     return pendigits()
 
 

@@ -257,7 +257,7 @@ def test_nothing_is_left_when_up_fails(fake: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(federation, "start", spied)
     monkeypatch.setattr(Connection, "nodes_online", lambda self: 1)
-    with pytest.raises(RunError, match="after 1 seconds 1 of 2 nodes are there"):
+    with pytest.raises(RunError, match="after 1 seconds 1 of 2 nodes are online"):
         federation.up(nodes=2, data=fake / "rows.parquet", client="site", folder=fake / "fed", patience=1.0)
     assert len(begun) == 3
     assert not any(alive(process) for process in begun)

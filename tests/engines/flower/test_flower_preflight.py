@@ -112,7 +112,7 @@ def test_schemas_must_agree(tmp_path: Path) -> None:
 
 def test_too_few_nodes_are_an_error_after_a_while(tmp_path: Path) -> None:
     grid = MemoryGrid(dealt(federation().rows, tmp_path, nodes=3))
-    with pytest.raises(RunError, match=r"3 of 4 nodes are there after 0\.3 seconds"):
+    with pytest.raises(RunError, match=r"3 of 4 nodes are online after 0\.3 seconds"):
         connect(grid, **{**HOW, "nodes": 4})
 
 

@@ -31,7 +31,7 @@ def predictions(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
 
 def assignments(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
     """Place every client of a file.  -> (client, label, margin, margin_error, certain, rows), warnings"""
-    clients = read_labelled(model.schema_, path, "clients are placed by their labelled rows")
+    clients = read_labelled(model.schema_, path, "clients are assigned by their labelled rows")
     rows = clients.train
     found = model.assign(rows)
     table = pa.table(
@@ -46,7 +46,7 @@ def assignments(model: Federated, path: Path) -> tuple[pa.Table, list[str]]:
     )
     said = left_out(clients)
     if unsure := int((~found.certain).sum()):
-        said.append(f"{unsure} of {table.num_rows} clients could as well belong elsewhere: margin within noise")
+        said.append(f"uncertain cluster for {unsure} of {table.num_rows} clients: margin within two standard errors")
     return table, said
 
 
@@ -63,7 +63,7 @@ def _labels(model: Federated, path: Path, rows: Ragged) -> Tensor:
     lost = [name for name in strangers.tolist() if name not in found]
     if lost:
         raise DataError(
-            f"client '{lost[0]}' was not there in training and has no row with a '{model.schema_.target}' to place it by",
+            f"client '{lost[0]}' is new and has no row with a '{model.schema_.target}' to assign it by",
             f"fill in '{model.schema_.target}' in some of its rows",
         )
     new = torch.tensor([found.get(name, -1) for name in rows.names.tolist()])

@@ -28,7 +28,7 @@ def read_features(schema: Schema, path: Path) -> tuple[Clients, np.ndarray]:
     features = schema.model_copy(update={"missing": "mean", "target": None, "task": "none"})
     clients = read_with(features, path)
     if clients.dropped_rows:
-        raise DataError(f"{clients.dropped_rows} rows of {path} name no client", "fill in the client column")
+        raise DataError(f"{clients.dropped_rows} rows of {path} have no client", "fill in the client column")
     return clients, client_column(features, path)
 
 
@@ -79,7 +79,7 @@ def write_rows(table: pa.Table, out: Path | None) -> None:
 def unknown_levels(clients: Clients) -> list[str]:
     """Say how many categories mean nothing to the model."""
     n = clients.unknown_levels
-    return [f"{n} cells have a category that was not there in training, and count as none"] if n else []
+    return [f"{n} cells have a category that was not in the training data, and count as none"] if n else []
 
 
 def client_column(schema: Schema, path: Path) -> np.ndarray:

@@ -36,7 +36,7 @@ def parts_fitted(model: Personalised, path: Path) -> tuple[pa.Table, list[str]]:
 
     Columns: client, known, loss, accuracy or rmse, rows.
     """
-    clients = read_labelled(model.schema_, path, "clients fit their part to labelled rows")
+    clients = read_labelled(model.schema_, path, "clients fit personal parameters to labelled rows")
     rows = clients.train
     found = model.assign(rows)
     right = found.measured.right.double()
@@ -62,7 +62,7 @@ def _parts(model: Personalised, path: Path, rows: Ragged) -> tuple[Tensor, Tenso
     lost = [name for name in rows.names[strangers].tolist() if name not in place]
     if lost:
         raise DataError(
-            f"client '{lost[0]}' was not there in training and has no row with a '{model.schema_.target}' to learn from",
+            f"client '{lost[0]}' is new and has no row with a '{model.schema_.target}' to fit its parameters to",
             f"fill in '{model.schema_.target}' in some of its rows",
         )
     labelled = clients.only(np.array([place[name] for name in rows.names[strangers].tolist()]))

@@ -76,7 +76,7 @@ def answer(message: Message, holding: NodeData) -> Message:
         elif isinstance(asked, Question):
             reply = _answer(asked, holding)
         else:
-            raise RunError(f"a {type(asked).__name__} is not a question", "use the same version of coterie everywhere")
+            raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
     except CoterieError as error:
         reply = Refusal(holding.name, error.message, error.hint)
     return Message(to_records(reply), reply_to=message)
@@ -88,8 +88,8 @@ def refuse_mods(app: ClientApp) -> None:
         name = getattr(mod, "__name__", type(mod).__name__)
         if name in _MASKING:
             raise ConfigError(
-                f"the app has Flower's '{name}', which leaves coterie's messages as they are and only seems to mask them",
-                "take it off this app; coterie's sums are not yet aggregated securely",
+                f"the app has Flower's '{name}', which does not mask coterie's messages",
+                "remove it from this app; coterie has no secure aggregation yet",
             )
 
 
@@ -117,7 +117,10 @@ def _introduce(asked: Hello, holding: NodeData) -> Introduction:
 
 def _counts_of(names: np.ndarray, counts: Tensor, known: np.ndarray, part: str) -> Tensor:
     if not np.array_equal(names, known):
-        raise RunError(f"the {part} rows are not of the clients who train", "hold rows out on the server: --test-size")
+        raise RunError(
+            f"the {part} rows and the training rows belong to different clients",
+            "hold rows out on the server: --test-size",
+        )
     return counts
 
 
@@ -137,7 +140,7 @@ def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
         clients = holding.load(None if schema is None else Schema.model_validate_json(schema))
         if schema is not None and clients.schema != Schema.model_validate_json(schema):
             raise RunError(
-                "columns, levels or classes are not those of the federation, and this node cannot read its rows so",
+                "this node's columns, levels or classes differ from those of the federation",
                 "give all nodes the same columns and classes",
             )
         _loaded[key] = clients
@@ -153,7 +156,9 @@ def _answer(asked: Question, holding: NodeData) -> Answers:
     private, lost = files.load(asked.state)
     worker = _worker(asked, holding)
     if len(asked.ids) and int(asked.ids.max()) >= worker.rows.n_clients:
-        raise RunError("a client is asked who is not here", "start the run anew: the node's clients have changed")
+        raise RunError(
+            "the server asks for a client that is not on this node", "start a new run: the node's clients have changed"
+        )
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
     answers = worker.answer(asked.asks, asked.ids)
     changed = not same(private, worker.private)

@@ -111,7 +111,7 @@ def _met(link: Link, nodes: int, wait: float) -> dict[int, Introduction]:
         if time.monotonic() >= deadline:
             silent = f", and {there - len(met)} do not say who they are" if there > len(met) else ""
             raise RunError(
-                f"{there} of {nodes} nodes are there after {wait:g} seconds{silent}", "start the nodes, or wait longer"
+                f"{there} of {nodes} nodes are online after {wait:g} seconds{silent}", "start the nodes, or wait longer"
             )
         time.sleep(link.poll)
 

@@ -85,7 +85,7 @@ class Federation:
                     raise _died(self, name)
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"after {patience:.0f} seconds {online} of {len(self.nodes)} nodes are there",
+                    f"after {patience:.0f} seconds {online} of {len(self.nodes)} nodes are online",
                     f"see the logs in {self.folder / 'logs'}",
                 )
             time.sleep(0.5)
@@ -134,7 +134,7 @@ def up(
     folder = folder.absolute()
     _refuse_second(folder)
     if nodes < 1:
-        raise ConfigError(f"{nodes} nodes make no federation", "--nodes 4 starts four")
+        raise ConfigError(f"--nodes is {nodes}, and a federation needs at least 1", "--nodes 4 starts four nodes")
     tool("flower-superlink")
     for stale in (*folder.glob("nodes/*/data"), folder / "home", folder / "tls"):
         shutil.rmtree(stale, ignore_errors=True)

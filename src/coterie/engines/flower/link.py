@@ -144,7 +144,7 @@ class Link:
         try:
             said = _content(reply)
             if not isinstance(said, Answers) or said.node != name:
-                raise CoterieError("answers to something else")
+                raise CoterieError("answers another request")
             check(said)
             called.answers[name] = said
         except CoterieError as error:

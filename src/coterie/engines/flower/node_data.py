@@ -67,7 +67,7 @@ def _load(context: Context, load_data: LoadData | None, schema: Schema | None) -
 def _path(context: Context) -> str:
     if "data" not in context.node_config:
         raise ConfigError(
-            f"{_name(context)} is not told where its rows are",
+            f"{_name(context)} has no data path",
             'start the SuperNode with --node-config \'data="/path/rows.parquet" client="site"\', or register load_data',
         )
     return str(context.node_config["data"])

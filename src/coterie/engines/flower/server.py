@@ -201,7 +201,7 @@ class OnFlower:
 
     def _check(self, answers: Answers, asks: Mapping[int, Ask], own: np.ndarray) -> None:
         if answers.number != self._number or not torch.equal(answers.ids, torch.from_numpy(self.rows.number[own])):
-            raise RunError("it answers another question, or for other clients")
+            raise RunError("it answers another request, or for other clients")
         if answers.parts.keys() != asks.keys():
             raise RunError(f"it answers for the runs {sorted(answers.parts)} where {sorted(asks)} were asked")
         for run, ask in asks.items():

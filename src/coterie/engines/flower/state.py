@@ -88,5 +88,5 @@ def _word(name: str) -> str:
     """A name from a message as that of a file; one that leads elsewhere is refused."""
     word = name.replace(" ", "-")
     if not word or _FORBIDDEN & set(word):
-        raise RunError(f"'{name}' cannot be the name of kept state", "use letters, digits and dashes")
+        raise RunError(f"'{name}' cannot be the name of stored state", "use letters, digits and dashes")
     return word

@@ -59,7 +59,7 @@ class CoterieStrategy(Strategy):
         self.options: FitOptions = options({"method": method, **settings})
         self.modules = dict(module or {})
         if len(self.modules) > 1:
-            raise ConfigError(f"{len(self.modules)} modules are given, and one is fitted", "give one module")
+            raise ConfigError(f"{len(self.modules)} modules are given, but only one can be fitted", "give one module")
         self.fitted_: Fitted | None = None
         self.more_: dict[str, Any] = {}
 
@@ -147,7 +147,7 @@ class CoterieStrategy(Strategy):
 
 def _refuse() -> NoReturn:
     raise ConfigError(
-        "coterie's strategies put their own questions, which Flower's wrappers (as for differential privacy) do not touch",
+        "coterie's strategies send their own messages, which Flower's wrappers (such as differential privacy) do not change",
         "call start of the strategy itself",
     )
 

@@ -184,19 +184,19 @@ def check_mixture(clients: Clients, options: FitOptions, given: Given) -> None:
     m, schema, rows = options.mixture, clients.schema, clients.train.layout.n_rows
     if schema.task == "classification":
         raise ConfigError(
-            f"a mixture needs a target that is a number, and '{schema.target}' has classes",
-            "leave --target out to cluster rows; numbers that were taken for classes need --task regression",
+            f"a mixture needs a numeric target, and '{schema.target}' has classes",
+            "leave --target out to cluster rows; if the classes are numbers, add --task regression",
         )
     if len(clients.train.shape) != 1:
-        raise ConfigError(f"rows of shape {clients.train.shape} are no rows of features", "flatten them")
+        raise ConfigError(f"rows of shape {clients.train.shape} are not feature vectors", "flatten them")
     if m.sparse and m.covariance == "full" and schema.target is None:
         raise ConfigError(
-            "mixture.sparse is set, and a full covariance mixes the columns whose centres it would make 0",
+            "mixture.sparse is set, and it does not work with a full covariance",
             "add --set mixture.covariance=diagonal, or unit",
         )
     if m.neighbours and m.c_lambda == 0:
         raise ConfigError(
-            "mixture.neighbours is set, and with mixture.c_lambda=0 nobody is drawn to a centre, its neighbours' or any",
+            "mixture.neighbours is set, and with mixture.c_lambda=0 there is no shrinkage towards a centre",
             "give a larger mixture.c_lambda, or leave one of the two out",
         )
     if m.n_components is not None and m.n_components > rows:
@@ -206,7 +206,7 @@ def check_mixture(clients: Clients, options: FitOptions, given: Given) -> None:
         choosing.remove("n_components")
     if choosing and int(clients.train.counts.max()) < 3:
         raise DataError(
-            f"no client has 3 training rows, and mixture.{choosing[0]} is chosen on held-out ones",
+            f"no client has 3 training rows, and mixture.{choosing[0]} is chosen on held-out rows",
             f"give it, like --set mixture.{choosing[0]}=1",
         )
 
@@ -218,7 +218,7 @@ def _components(r: int) -> str:
 def _warnings(found: Mixtures, options: FitOptions, settled: bool) -> list[str]:
     out, fit, m = [], found.fit, options.mixture
     if m.tol and not settled and m.batch_size is None:
-        out.append(f"estimates still moved after {m.rounds} rounds: raise mixture.rounds, or mixture.tol")
+        out.append(f"not converged after {m.rounds} rounds: raise mixture.rounds or mixture.tol")
     far = torch.argsort(fit.outlier_score, descending=True)[: int(fit.outliers.sum())]
     if len(far):
         names = [f"'{name}'" for name in found.names[far.numpy()][:_NAMED].tolist()]
@@ -227,5 +227,5 @@ def _warnings(found: Mixtures, options: FitOptions, settled: bool) -> list[str]:
         out.append(f"{len(far)} of {len(fit.weights)} clients {are}: {', '.join(names)}{more}")
     empty = int((found.mean_weights < 1e-6).sum())
     if empty:
-        out.append(f"{empty} of {len(fit.centre)} components ended empty: ask for fewer")
+        out.append(f"{empty} of {len(fit.centre)} components are empty: ask for fewer")
     return out

@@ -117,7 +117,7 @@ class Distribution:
             If no client has rows.
         """
         if not bool((rows > 0).any()):
-            raise DataError("no client has a row to be judged by", "give clients test rows")
+            raise DataError("no client has test rows", "give clients test rows")
         values = torch.where(values.isnan(), -torch.inf if larger_is_better else torch.inf, values.double())
         ranked = values[rows > 0].sort(descending=larger_is_better).values  # the best first
         few = math.ceil(_DECILE * len(ranked))
@@ -223,7 +223,7 @@ def measure_fine_tuned(
 
 def _check_same_clients(rows: Ragged, train_rows: Ragged) -> None:
     if not np.array_equal(rows.names, train_rows.names):
-        raise DataError("the rows to judge by are not of the clients who train", "give both sides of one partition")
+        raise DataError("test rows and training rows belong to different clients", "give both sides of one partition")
 
 
 def _checked(private: Mapping[str, Tensor] | None, n_clients: int, fit: Fit) -> Tensors:

@@ -115,7 +115,7 @@ class Personal:
     def parts(self) -> Tensor:
         """[M, ...] the personal parts, where they are here."""
         if isinstance(self.own, RemoteState):
-            raise RunError("personal parts have stayed with their clients", "predict where the clients are")
+            raise RunError("personal parameters are stored at the clients", "predict at the clients")
         return self.own
 
     def of(self, names: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -200,7 +200,7 @@ def check_plan(
     if METHODS[method].layers:
         if not p.layers and len(layer_names(model)) == 1:
             raise ConfigError(
-                f"{method} needs a model with layers to share and layers of a client's own, and this one has one layer",
+                f"{method} needs shared and personal layers, and this model has one layer",
                 "give hidden layers, like --hidden 64,32",
             )
         split(model, _layers(options, model))
@@ -212,7 +212,7 @@ def check_plan(
     here = not isinstance(clients.train, RemoteRows)  # elsewhere, who is fast answers first
     if p.stragglers == "srpfl" and p.clock is None and clock is None and here:
         raise ConfigError(
-            "personal.stragglers is srpfl, and without a clock nobody is faster than another",
+            "personal.stragglers is srpfl, which needs a clock",
             "give one, like --clock exponential",
         )
     if p.clock == "trace" and p.trace is not None:

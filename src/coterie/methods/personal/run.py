@@ -141,6 +141,6 @@ def _warnings(found: Personal, how: Plan, count: Tensor, rounds: list[Round]) ->
         out.append("there is only one client, so nothing is shared: check the client column")
     never = int((count == 0).sum())
     if never:
-        part = "fitted their part of the model" if how.layers else "went on from the model"
+        part = "fitted their personal layers" if how.layers else "adapted the model"
         out.append(f"{never} of {len(count)} clients never took part: they {part} after training")
     return out

@@ -50,7 +50,7 @@ def spoiled(rows: Ragged, ids: Iterable[int], kind: Contamination, *, seed: int)
         Of noise, copies and permutations.
     """
     if kind not in KINDS:
-        raise ConfigError(f"there is no contamination {kind!r}", f"choose of {', '.join(KINDS)}")
+        raise ConfigError(f"there is no contamination {kind!r}", f"choose among {', '.join(KINDS)}")
     assert isinstance(rows.x, Tensor)
     assert not isinstance(rows.y, DiskRows)
     x, y = rows.x.clone(), None if rows.y is None else rows.y.clone()

@@ -165,7 +165,7 @@ def _check(kind: str, n_clients: int, n_outliers: int, rows: int | None, h: floa
     if kind not in get_args(Kind) or outliers not in get_args(Outliers):
         raise ConfigError(
             f"there are no planted mixtures {kind!r} with outliers {outliers!r}",
-            f"choose of {', '.join(get_args(Kind))} and of {', '.join(get_args(Outliers))}",
+            f"choose among {', '.join(get_args(Kind))} and {', '.join(get_args(Outliers))}",
         )
     if not 0 <= n_outliers < n_clients or (rows is not None and rows < 1):
         raise ConfigError(

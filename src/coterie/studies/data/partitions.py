@@ -236,7 +236,7 @@ def by_writer(
     """
     _check_share(test_share)
     if writers is None:
-        raise DataError("nobody knows who wrote these images", "read them with their writers: mnist(writers=True)")
+        raise DataError("these images have no writers", "read them with their writers: mnist(writers=True)")
     if min_rows < 2 or (n_clients is not None and n_clients < 1):
         raise ConfigError(
             f"cannot train and test {n_clients or 'all'} writers with {min_rows} rows",

@@ -15,8 +15,8 @@ from coterie.data.draws import First
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError, DataError
+from coterie.methods.linear.structures import ORDER
 from coterie.methods.session import Session, learnt_scaling, shown_and_judged
-from coterie.selection.result import ORDER
 
 __all__ = ["Task", "checked"]
 
@@ -75,7 +75,7 @@ def checked(
     if folds < 2:
         raise ConfigError(f"folds is {folds}", "cross-validation needs at least 2 folds")
     if few_shot < 1:
-        raise ConfigError(f"few_shot is {few_shot}", "a new client shows at least 1 row")
+        raise ConfigError(f"few_shot is {few_shot}", "a new client needs at least 1 labelled row")
     if hidden and clients.schema.task == "none":
         raise DataError("networks need a target to learn", "name its column with --target, or leave hidden layers out")
     if hidden and isinstance(clients.train, RemoteRows):
