@@ -23,6 +23,7 @@ from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
 from coterie.methods.fit import fit
+from coterie.methods.linear.task import Task
 from coterie.methods.session import Session
 from coterie.models import Dense
 from coterie.runs import auto
@@ -30,7 +31,6 @@ from coterie.runs.folder import read_options
 from coterie.selection import Comparison, compare, networks
 from coterie.selection.networks import Networks
 from coterie.selection.networks_fit import Shared
-from coterie.selection.task import Task
 from coterie.selection.words import answer, fit_command
 
 NOISE, N_CLIENTS, ROWS = 0.3, 16, 40

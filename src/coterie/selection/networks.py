@@ -15,14 +15,14 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.evaluate import Measured
+from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows
+from coterie.methods.linear.structures import Found, Setting
+from coterie.methods.linear.task import Task
 from coterie.models import Model
 from coterie.protocol import Replies
 from coterie.selection.networks_fit import ALONE, MOMENTUM, STEPS, TUNED, Served, Shared, Trainer
-from coterie.selection.result import FitAdvice, Setting
-from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
-from coterie.selection.structures import Found
+from coterie.selection.result import FitAdvice
 from coterie.selection.summary import New
-from coterie.selection.task import Task
 
 __all__ = ["FOLDS", "Networks"]
 

@@ -18,8 +18,8 @@ from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import match_labels
+from coterie.methods.linear.structures import Effort, common_model, mixture, prior_for, representation, shrunk
 from coterie.protocol import Ask
-from coterie.selection.structures import Effort, common_model, mixture, prior_for, representation, shrunk
 from coterie.studies.data.planted import planted_structure
 
 V = 2

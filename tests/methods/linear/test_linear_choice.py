@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
+from coterie.methods.linear.choice import outlying
+from coterie.methods.linear.scores import common_noise, judged_newcomers, judged_rows, normal_score
 from coterie.protocol import Replies
-from coterie.selection.choice import outlying
-from coterie.selection.scores import common_noise, judged_newcomers, judged_rows, normal_score
 
 NAN = math.nan
 
