@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from coterie.data.readers import from_arrays as from_arrays
     from coterie.data.readers import read as read
     from coterie.data.readers import read_with as read_with
-    from coterie.estimators import *  # noqa: F403
+    from coterie.estimators.federated import *  # noqa: F403
+    from coterie.estimators.federated_mixture import *  # noqa: F403
+    from coterie.estimators.loading import *  # noqa: F403
+    from coterie.estimators.personal import *  # noqa: F403
     from coterie.selection import compare as compare
 
 _HERE = ("ConfigError", "CoterieError", "DataError", "RunError", "__version__")
@@ -24,19 +27,21 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """Import what is large when it is asked for: the command line answers at once, and so does a node of a federation."""
-    if name in _ELSEWHERE:
-        return getattr(import_module(f"coterie.{_ELSEWHERE[name]}"), name)
-    if name.startswith("__") and name != "__all__":  # what Python asks of any module
-        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
-    estimators = {method.estimator: method.name for method in import_module("coterie.registry").METHODS.values()}
-    if name == "__all__":
-        return sorted({*_HERE, *_ELSEWHERE, *filter(None, estimators)})
-    if name not in estimators:
-        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
-    return import_module("coterie.estimators").ESTIMATORS[estimators[name]]
+if not TYPE_CHECKING:  # type checkers know the names from above
+
+    def __getattr__(name: str) -> Any:
+        """Import what is large when it is asked for: the command line answers at once, and so does a federation's node."""
+        if name in _ELSEWHERE:
+            return getattr(import_module(f"coterie.{_ELSEWHERE[name]}"), name)
+        if name.startswith("__") and name != "__all__":  # what Python asks of any module
+            raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+        estimators = {method.estimator: method.name for method in import_module("coterie.registry").METHODS.values()}
+        if name == "__all__":
+            return sorted({*_HERE, *_ELSEWHERE, *filter(None, estimators)})
+        if name not in estimators:
+            raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+        return import_module("coterie.estimators").ESTIMATORS[estimators[name]]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+    return sorted({*globals(), *import_module("coterie").__all__})

@@ -374,30 +374,37 @@ class Rank:
 
 
 # All fields of a group, in the order in which they are told.
+@parameters
 class ModelFields(Networks):
     """What is trained. A torch module is given in Python only."""
 
 
+@parameters
 class TrainingFields(Steps, Rounds):
     """Rounds and local work."""
 
 
+@parameters
 class ClusterFields(Starts, Groups):
     """What methods with clusters need."""
 
 
+@parameters
 class MomentFields(DescentSteps, Descents):
     """What phase 1 of moment descent needs."""
 
 
+@parameters
 class MixtureFields(Components):
     """What FedGrEM needs."""
 
 
+@parameters
 class PersonalFields(Stages, Pull, Meta, Heads, Layers):
     """What personal models need, and simulated times of their clients."""
 
 
+@parameters
 class PriorFields(Rank, Spread, Penalty):
     """What linear models per client need."""
 

@@ -53,7 +53,7 @@ def test_methods_take_options_that_exist(name: str) -> None:
     [
         ("fedavg", "clusters.n_clusters=3", "it is for --method ifca or moment-descent"),
         ("ifca", "moments.iterations=3", "it is for --method moment-descent"),
-        ("ifca", "personal.clock=exponential", "it is for --method fedrep or lg-fedavg or maml"),
+        ("ifca", "personal.clock=exponential", "it is for --method fedrep or lg-fedavg or fedper"),
         ("mixture", "training.rounds=3", "did you mean mixture.rounds?"),
         (
             "moment-descent",

@@ -277,7 +277,7 @@ UNUSED = "is set, and mixture has no use for it"
     ("words", "sentence", "hint"),
     [
         (["--clusters", 3], f"clusters.n_clusters {UNUSED}", "did you mean mixture.n_components?"),
-        (["--hidden", "8"], f"model.hidden {UNUSED}", "it is for --method ifca or moment-descent or fedrep"),
+        (["--hidden", "8"], f"model.hidden {UNUSED}", "it is for --method ifca or fedrep or lg-fedavg"),
         (["--components", 999], "999 components are more than the 192 training rows", "ask for fewer"),
         (["--components", 0], "mixture.n_components is 0: input should be greater than or equal to 1", HELP),
         (["--set", "mixture.reject=-2"], "mixture.reject is -2: give a number that is at least 0, or 'nobody'", HELP),

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The estimators: scikit-learn's manners, and predictions in the order and the words of what was given."""
 
+import ast
 import inspect
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from coterie.errors import ConfigError, CoterieError, DataError
 from coterie.estimators import ESTIMATORS
 from coterie.estimators.base import options_of
 from coterie.methods.fit import fit
-from coterie.registry import options_in
+from coterie.registry import METHODS, options_in
 from coterie.runs.folder import begin_run, finish_run
 from planted import Planted, planted
 
@@ -479,3 +481,18 @@ def test_signatures_and_docstrings_tell_every_parameter(kind: type[Any]) -> None
     assert all("Annotated" not in str(parameter) for parameter in told.values())
     for name in told:
         assert name in ("model", "start") or f"\n    {name}\n        " in kind.__doc__, name
+
+
+# -- public names -----------------------------------------------------------------------------------------------------
+def test_public_names_are_there_and_type_checkers_know_them() -> None:
+    space: dict[str, Any] = {}
+    exec("from coterie import *", space)
+    assert space.keys() - {"__builtins__"} == set(coterie.__all__)
+    assert {method.estimator for method in METHODS.values()} <= set(coterie.__all__) <= set(dir(coterie))
+    tree = ast.parse(Path(coterie.__file__).read_text(encoding="utf-8"))
+    said = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    known = {alias.name for node in said for alias in node.names}
+    known |= {name for node in said if node.names[0].name == "*" for name in import_module(str(node.module)).__all__}
+    assert set(coterie.__all__) - known == {"__version__"}
+    with pytest.raises(AttributeError, match="has no attribute 'Dito'"):
+        _ = coterie.Dito

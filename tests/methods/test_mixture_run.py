@@ -323,7 +323,7 @@ def test_classes_are_refused() -> None:
         ("clusters.n_init=3", "did you mean mixture.restarts?"),
         ("training.rounds=3", "did you mean mixture.rounds?"),
         ("training.batch_size=3", "did you mean mixture.batch_size?"),
-        ("model.hidden=[3]", "it is for --method ifca or moment-descent or fedrep"),
+        ("model.hidden=[3]", "it is for --method ifca or fedrep or lg-fedavg"),
         ("model.degree=2", "it is for --method ifca or moment-descent or fedrep"),
         ("moments.iterations=3", "did you mean mixture.iterations?"),
     ],

@@ -73,13 +73,13 @@ def compare_command(
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
     check_free(folder)
-    clients = _read(chosen, default=new_clients is None)
+    clients, read = _read(chosen, default=new_clients is None)
     if err.is_terminal:
         err.print(f"{clients!r}; seed {seed}")
     warn(clients.left_out())
     with progress() as watch:
         found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
-    named = chosen.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
+    named = read.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
     fit = fit_command(named, found[found.chosen].fit, seed=seed)
     command = "coterie " + shlex.join(sys.argv[1:])
     document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
@@ -92,11 +92,11 @@ def compare_command(
         print(f"report: {report}")
 
 
-def _read(chosen: "FitOptions", *, default: bool) -> "Clients":
-    """Read clients; of very few, none is held out unless that was asked for."""
+def _read(chosen: "FitOptions", *, default: bool) -> "tuple[Clients, FitOptions]":
+    """Read clients; of very few, none is held out unless that was asked for. What was done is said too."""
     clients = read_clients(chosen)
     held = 0 if clients.newcomers is None else clients.newcomers.n_clients
     if default and held and clients.n_clients + held < _FEW:
-        data = chosen.data.model_copy(update={"new_clients": 0.0})
-        clients = read_clients(chosen.model_copy(update={"data": data}))
-    return clients
+        chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"new_clients": 0.0})})
+        clients = read_clients(chosen)
+    return clients, chosen

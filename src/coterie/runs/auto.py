@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from coterie.runs.comparison import about, write_comparison
-from coterie.methods.session import Watch
-from coterie.selection.run import compare
-from coterie.config import FitOptions, check_options, options
+from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
+from coterie.methods.session import Watch
+from coterie.runs.comparison import about, write_comparison
 from coterie.runs.folder import begin_run, settle_run
+from coterie.selection.result import FitAdvice
+from coterie.selection.run import compare
 
 __all__ = ["settled_run", "why"]
 
@@ -42,23 +43,13 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, w
         found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
         write_comparison(inside, found, document)
-    return _with(chosen, _taken(_read(inside)["rows"])["fit"])
+    return FitAdvice(**_taken(_read(inside)["rows"])["fit"]).into(chosen)
 
 
 def _taken(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What was chosen; if no method fits that (one network each), the best of the others."""
     can = [row for row in rows if row["fit"]["method"] is not None]
     return next((row for row in can if row["chosen"]), None) or max(can, key=lambda row: float(row["score"]))
-
-
-def _with(chosen: FitOptions, fit: dict[str, Any]) -> FitOptions:
-    """Put the winner's options in place of auto's."""
-    tree = chosen.model_dump()
-    tree["method"] = fit["method"]
-    for name, value in fit["options"].items():
-        group, _, option = name.partition(".")
-        tree[group][option] = value
-    return options(tree)
 
 
 def why(folder: Path) -> dict[str, Any]:
@@ -69,7 +60,10 @@ def why(folder: Path) -> dict[str, Any]:
     found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
     taken = _taken(said["rows"])
     if not taken["chosen"]:
-        found["doubts"] = [f"No method can fit this structure yet, so the next best was chosen: {taken['label']}.", *found["doubts"]]
+        found["doubts"] = [
+            f"No method can fit this structure yet, so the next best was chosen: {taken['label']}.",
+            *found["doubts"],
+        ]
     return {"why": found}
 
 

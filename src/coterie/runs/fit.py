@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from coterie.runs.auto import why
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
@@ -19,6 +18,7 @@ from coterie.methods.fit import check, train
 from coterie.methods.session import Session, Watch
 from coterie.models import Model
 from coterie.report import write_report
+from coterie.runs.auto import why
 from coterie.runs.folder import begin_run, finish_run, summary
 from coterie.runs.show import show
 from coterie.studies import digits_demo

@@ -193,7 +193,8 @@ def _read_json(folder: Path) -> dict[str, Any]:
     document = read_document(folder)
     if not {"status", "config", "fingerprint"} <= document.keys():
         raise RunError(
-            f"{folder} is not a run: its run.json was not written by a run", "name the folder that `coterie fit --out` wrote"
+            f"{folder} is not a run: its run.json was not written by a run",
+            "name the folder that `coterie fit --out` wrote",
         )
     return document
 

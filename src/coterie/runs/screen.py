@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The screen: results go to stdout, progress and words to stderr."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 

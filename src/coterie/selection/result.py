@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.config import FitOptions, options
 from coterie.select import Difference
 
 __all__ = ["ORDER", "Comparison", "Difference", "FitAdvice", "Grouping", "Structure", "Trial"]
@@ -31,6 +32,15 @@ class FitAdvice:
 
     method: str | None
     options: dict[str, Any] = field(default_factory=dict)
+
+    def into(self, chosen: FitOptions) -> FitOptions:
+        """Put method and options in place of what is chosen: what the printed command, `auto` and `fit_chosen` fit."""
+        tree = chosen.model_dump()
+        tree["method"] = self.method
+        for name, value in self.options.items():
+            group, _, option = name.partition(".")
+            tree[group][option] = value
+        return options(tree)
 
 
 @dataclass(frozen=True, eq=False)
