@@ -353,8 +353,8 @@ def test_a_killed_run_resumes_bit_equal(run: Path, data: Path, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("words", "sentence", "hint"),
     [
-        (["--method", "fedrep", "--hidden", ""], "this one has one layer", "--hidden"),
-        (["--method", "lg-fedavg", "--hidden", ""], "this one has one layer", "--hidden"),
+        (["--method", "fedrep", "--hidden", ""], "this model has one layer", "--hidden"),
+        (["--method", "lg-fedavg", "--hidden", ""], "this model has one layer", "--hidden"),
         (["--method", "fedrep", "--layers", "9"], "no layer '9'", "its layers are"),
         (["--method", "fedrep", "--layers", "0,1"], "all of the model's layers", "choose some"),
         (["--method", "fedrep", "--stragglers", "srpfl"], "which needs a clock", "--clock exponential"),
@@ -363,7 +363,7 @@ def test_a_killed_run_resumes_bit_equal(run: Path, data: Path, tmp_path: Path, m
         (["--method", "fedrep", *STAGES, "--set", "personal.n0=13"], "12 clients take part", "at most 12"),
         (["--method", "fedrep", "--clock", "sundial"], "personal.clock is 'sundial'", "coterie fit --help"),
         (["--method", "fedrep", "--trace", "nowhere.csv"], "there is no trace", "CSV or Parquet"),
-        (["--method", "fedrep", "--clock", "dynamic", "--trace", "a.csv"], "clock=trace and trace together", "--help"),
+        (["--method", "fedrep", "--clock", "dynamic", "--trace", "a.csv"], "clock=trace needs a trace file", "--help"),
         (["--method", "fedrep", "--set", "personal.alpha=0.1"], "fedrep has no use for it", "it is for --method maml"),
         (["--method", "maml", "--layers", "1"], "maml has no use for it", "it is for --method fedrep or lg-fedavg"),
         (["--method", "maml", "--set", "training.momentum=0.5"], "maml has no use for it", "plain gradient steps"),
@@ -381,5 +381,5 @@ def test_what_cannot_work_is_refused(words: list[object], sentence: str, hint: s
 
 
 def test_a_trace_needs_its_clock() -> None:
-    with pytest.raises(ConfigError, match="needs its file"):
+    with pytest.raises(ConfigError, match="needs a trace file"):
         options({"method": "fedrep", "personal": {"clock": "trace"}})

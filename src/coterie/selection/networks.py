@@ -193,6 +193,6 @@ def _replies(measured: list[list[Measured]], regression: bool) -> Replies:
         each = torch.stack([torch.stack([getattr(one, name) for one in fits], 1) for fits in measured], 1)
         return each.to(torch.float64).nan_to_num(nan=_LARGEST).clamp(max=_LARGEST) * rows
 
-    right = summed("right")
-    values = {"loss": 0.5 * right if regression else summed("loss"), "right": right, "rows": rows}
+    right = summed("metric")
+    values = {"loss": 0.5 * right if regression else summed("loss"), "metric": right, "rows": rows}
     return Replies(values, torch.arange(len(rows)), torch.arange(0))

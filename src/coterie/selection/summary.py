@@ -134,7 +134,7 @@ class _Parts:
         setting = evidence.found[name].settings[evidence.settings[name]]
         mine, base = (evidence.counted(evidence.score(one)) for one in (name, "global"))
         score, error = mean_and_error(mine)
-        right = evidence.found[name].judged.right[evidence.settings[name]]
+        right = evidence.found[name].judged.metric[evidence.settings[name]]
         metric, metric_error = mean_and_error(torch.where(evidence.judged, self._metric(right), torch.nan))
         chosen = evidence.counted(evidence.score(evidence.chosen))
         return Structure(
@@ -159,7 +159,7 @@ class _Parts:
 
     def _on_test_rows(self, name: str) -> dict[str, Any]:
         evidence, judged = self.evidence, self.evidence.found[name].judged
-        right, score = judged.test_right[evidence.settings[name]], evidence.score(name, test=True)
+        right, score = judged.test_metric[evidence.settings[name]], evidence.score(name, test=True)
         metric = self._test_metric(name)
         said: dict[str, Any] = {"client_test_metric": metric.numpy(), "client_test_score": score.numpy()}
         fields = ("test_metric", "test_stderr", "test_score", "test_overall", "test_r2", "test_versus_global")
@@ -178,7 +178,7 @@ class _Parts:
     def _test_metric(self, name: str) -> Tensor:
         """[M] NaN for who has no test rows."""
         judged = self.evidence.found[name].judged
-        right = judged.test_right[self.evidence.settings[name]]
+        right = judged.test_metric[self.evidence.settings[name]]
         return torch.where(judged.test_rows > 0, self._metric(right), torch.nan)
 
     def _on_new_clients(self, name: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ app = typer.Typer(help="Run the papers' experiments; without a name, list them."
 Seed = Annotated[int, typer.Option(help="Seed of the first repetition; the next ones count up from it.")]
 Seeds = Annotated[int | None, typer.Option("--seeds", "--reps", help="Repetitions.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A reduced setting that ends within a minute.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of the table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
 Clients = Annotated[int | None, typer.Option(help="Training clients.")]
 Rows = Annotated[int | None, typer.Option(help="Images of each client.")]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of training.")]

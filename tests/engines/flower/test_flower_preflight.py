@@ -176,7 +176,7 @@ def test_levels_and_classes_are_those_of_all_nodes(tmp_path: Path) -> None:
 
 def test_masking_mods_are_refused() -> None:
     for mod in (LocalDpMod(1.0, 1.0, 1.0, 1.0), fixedclipping_mod):
-        with pytest.raises(ConfigError, match="only seems to mask"):
+        with pytest.raises(ConfigError, match="does not mask"):
             refuse_mods(ClientApp(mods=[mod]))
     refuse_mods(ClientApp(mods=[message_size_mod]))
 

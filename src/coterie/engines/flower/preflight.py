@@ -74,7 +74,7 @@ def _check_names(nodes: Sequence[Introduction]) -> None:
     names: set[str] = set()
     for node in nodes:
         if node.node in names:
-            raise RunError(f"two nodes are called '{node.node}'", "give each a name of its own")
+            raise RunError(f"two nodes are called '{node.node}'", "give each its own name")
         names.add(node.node)
         for client in node.names:
             if client in seen:

@@ -212,7 +212,7 @@ class OnFlower:
         if answers.kept:
             own = {answers.node: (self.store, answers.number)}
             self.private = replace(self.private, accepted={**self.private.accepted, **own})
-        return [f"node '{answers.node}' has lost its private state: its clients began anew"] * answers.lost
+        return [f"node '{answers.node}' has lost its private state: its clients started again"] * answers.lost
 
     def _note_fields(self, asks: Mapping[int, Ask]) -> None:
         fields = self.private.fields

@@ -77,7 +77,7 @@ def _predicts(found: dict[str, Found], settings: dict[str, int], scores: Tensor)
     """
     others = [j for j, name in enumerate(found) if name != "mixture"]
     best = list(found)[max(others, key=lambda j: float(scores[j].nanmean()))]
-    errors = (found[name].judged.right[settings[name]] for name in ("mixture", best))
+    errors = (found[name].judged.metric[settings[name]] for name in ("mixture", best))
     ours, theirs = (torch.where(scores[0].isnan(), torch.nan, error) for error in errors)
     gap = difference(ours, theirs)
     return not (gap.low > 0 or gap.mean > _WORSE * float(theirs.nanmean()))

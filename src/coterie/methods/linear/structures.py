@@ -84,7 +84,7 @@ def on_newcomers(found: Found, setting: int, problem: Problem) -> Algorithm:
         got = yield from answered(judge_mixed_ask(fit.mixed.last(), problem))
         noise_only = yield from answered(judge_noise_ask(fit.noise.last(), problem))
         rows = got["rows"][:, -1, 0]
-        return _beyond_noise(got, noise_only)[:, -1] / rows, got["right"][:, -1, 0] / rows, rows
+        return _beyond_noise(got, noise_only)[:, -1] / rows, got["metric"][:, -1, 0] / rows, rows
     if isinstance(fit, Clusters):
         got = yield from answered(judge_clusters_ask(fit.last(), problem))
     else:
@@ -224,7 +224,7 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
         noises = yield from noise_model(None, n_components=n_components, **how)
         got = yield from answered(judge_mixed_ask(mixed, problem))
         noise = yield from answered(judge_noise_ask(noises, problem))
-        right, n = (got[field][:, :, 0] for field in ("right", "rows"))  # [M, F]
+        right, n = (got[field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
         value, rows = _beyond_noise(got, noise), n[:, :v].sum(1)
         each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
         score, error, test_score, test_error = (one[None] for one in each)
