@@ -217,7 +217,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     except (ValueError, OSError):
         raise RunError(f"{path} cannot be read", "it was cut off or changed by hand: fit again") from None
     if not isinstance(document, dict):
-        raise RunError(f"{folder} is not a run: its run.json is of something else", way_out)
+        raise RunError(f"{folder} is not a run: its run.json was not written by a run", way_out)
     return document
 
 
