@@ -148,11 +148,11 @@ def test_squared_errors_of_each_clients_own_model_equal_a_loop() -> None:
             for k, x, y in zip(label, made.xs, made.ys, strict=True)
         ]
         np.testing.assert_allclose(found.loss, want, rtol=1e-12)
-        np.testing.assert_allclose(found.right, want, rtol=1e-12)
+        np.testing.assert_allclose(found.metric, want, rtol=1e-12)
         pooled = np.concatenate(
             [row_losses(LINE, theta[k], x, y) for k, x, y in zip(label, made.xs, made.ys, strict=True)]
         )
-        assert found.mean_right == pytest.approx(pooled.mean(), rel=1e-12)
+        assert found.mean_metric == pytest.approx(pooled.mean(), rel=1e-12)
 
 
 def test_accuracy_of_each_clients_own_model_equals_a_loop() -> None:
@@ -166,22 +166,22 @@ def test_accuracy_of_each_clients_own_model_equals_a_loop() -> None:
         hit = (x.numpy() @ weight.numpy().T + bias.numpy()).argmax(1) == y.numpy()
         right.append(hit)
         if len(x):
-            assert float(found.right[i]) == pytest.approx(hit.mean())
+            assert float(found.metric[i]) == pytest.approx(hit.mean())
             assert float(found.loss[i]) == pytest.approx(row_losses(SOFTMAX, theta[k], x, y).mean(), rel=1e-12)
     assert 0 < np.concatenate(right).mean() < 1
-    assert found.mean_right == pytest.approx(np.concatenate(right).mean())
+    assert found.mean_metric == pytest.approx(np.concatenate(right).mean())
 
 
 def test_the_mean_over_rows_is_not_the_mean_over_clients() -> None:
     # One row with error 3, three rows with error 1: (9 + 1 + 1 + 1) / 4 = 3, while clients' means would give 5.
     found = measured(SCALAR, models(0), torch.tensor([0, 0]), scalars(([1], [3]), ([1, 1, 1], [1, -1, 1])))
-    assert found.right.tolist() == [9, 1]
+    assert found.metric.tolist() == [9, 1]
     assert found.rows.tolist() == [1, 3]
-    assert found.mean_right == pytest.approx(3)
+    assert found.mean_metric == pytest.approx(3)
 
 
 def test_no_rows_at_all_measure_as_nothing() -> None:
-    assert measured(SCALAR, models(1), torch.tensor([0]), scalars(([], []))).mean_right == 0
+    assert measured(SCALAR, models(1), torch.tensor([0]), scalars(([], []))).mean_metric == 0
 
 
 def test_private_models_are_measured_and_stay() -> None:
@@ -194,7 +194,7 @@ def test_private_models_are_measured_and_stay() -> None:
         # Ridge with a free intercept, by the normal equations of centred rows.
         xc, yc = (x - x.mean(0)).numpy(), (y - y.mean()).numpy()
         w = np.linalg.solve(xc.T @ xc / len(x) + 0.5 * np.eye(3), xc.T @ yc / len(x))
-        assert float(found.right[i]) == pytest.approx(((xc @ w - yc) ** 2).mean(), rel=1e-6)
+        assert float(found.metric[i]) == pytest.approx(((xc @ w - yc) ** 2).mean(), rel=1e-6)
     assert torch.equal(engine.worker.private[0]["theta"], before)
 
 
@@ -204,4 +204,4 @@ def test_cross_entropy_of_a_hopeless_model_is_large_and_finite() -> None:
     rows = ragged([torch.ones(2, 1, dtype=torch.float64)], [torch.tensor([1, 0])])
     found = measured(model, theta, torch.tensor([0]), rows)
     assert float(found.loss) == pytest.approx(1000)
-    assert float(found.right) == 0.5
+    assert float(found.metric) == 0.5

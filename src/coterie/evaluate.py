@@ -72,13 +72,13 @@ class Measured:
     """How well a given model serves each of M clients, on rows that it may not have seen."""
 
     loss: Tensor  # [M] mean loss
-    right: Tensor  # [M] classification: share of rows predicted right; regression: mean squared error
+    metric: Tensor  # [M] classification: share of rows predicted right; regression: mean squared error
     rows: Tensor  # [M]
 
     @property
-    def mean_right(self) -> float:
+    def mean_metric(self) -> float:
         """Over all rows."""
-        return float((self.right * self.rows).sum() / self.rows.sum().clamp(min=1))
+        return float((self.metric * self.rows).sum() / self.rows.sum().clamp(min=1))
 
 
 def place_ask(model: Model, theta: Tensor) -> Ask:
@@ -94,7 +94,7 @@ def measure_ask(model: Model, theta: Tensor, label: Tensor) -> Ask:
     return Ask(
         measure,
         {"model": model, "theta": theta},
-        {name: Stack() for name in ("loss", "right", "rows")},
+        {name: Stack() for name in ("loss", "metric", "rows")},
         each={"label": label},
         to=torch.arange(len(label)),
         scratch=len(theta) * model.n_outputs,
@@ -104,7 +104,7 @@ def measure_ask(model: Model, theta: Tensor, label: Tensor) -> Ask:
 def measure_own_ask(model: Model) -> Ask:
     """Ask clients how well their own, private models serve them; make a `Measured` of the values."""
     fresh = {"theta": torch.zeros(model.n_parameters, dtype=model.dtype)}
-    return Ask(measure_own, {"model": model}, {name: Stack() for name in ("loss", "right", "rows")}, fresh=fresh)
+    return Ask(measure_own, {"model": model}, {name: Stack() for name in ("loss", "metric", "rows")}, fresh=fresh)
 
 
 def target_ask(about: Tensor) -> Ask:
@@ -163,7 +163,7 @@ def judged(model: Model, scores: Tensor, data: Block) -> Tensors:
     right = loss
     if model.loss == "cross_entropy":
         right = torch.einsum("scn,cn->sc", (scores.argmax(-1) == data.target).to(data.weights.dtype), data.weights)
-    return {"loss": loss, "right": right, "rows": data.n[None]}
+    return {"loss": loss, "metric": right, "rows": data.n[None]}
 
 
 # -- against planted truth --------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def test_the_next_command_really_works(said: tuple[Said, Path], tmp_path: Path) 
     assert name == "coterie"
     done = coterie(*words, "--out", tmp_path / "run")
     assert done.code == 0, done.err
-    assert "clients per cluster: 10, 10" in done.out
+    assert "clients per cluster: 8, 8" in done.out  # of 20, 4 were held out, as in the comparison
 
 
 def test_json_is_one_document(data: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_gaps_and_words_are_read_as_fit_reads_them(tmp_path: Path) -> None:
     done = coterie(*words, "--missing", "mean")
     assert done.code == 0, done.err
     assert done.out.startswith("One model for all is enough")
-    assert "--client 'the ward' --target y --missing mean --method fedavg" in done.out
+    assert "--client 'the ward' --target y --missing mean --new-clients 0.2 --method fedavg" in done.out
 
 
 def test_few_clients_are_all_compared(tmp_path: Path) -> None:

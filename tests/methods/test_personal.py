@@ -92,7 +92,7 @@ def test_measuring_matches_hand_calculation() -> None:
     # The first has w = 2: (2 * 2 - 5)^2 = 1. The second was never visited; it goes on from what it holds, w = 7, by
     # 0.1 * 2 (7 - 3) = 0.8 to 6.2: (6.2 * 2 - 0)^2 = 153.76.
     assert found.loss.tolist() == pytest.approx([1.0, 153.76], abs=1e-12)
-    assert found.right.tolist() == found.loss.tolist()
+    assert found.metric.tolist() == found.loss.tolist()
     assert found.fitted.tolist() == [False, True]
     new = measure_personal(
         model, torch.ones(1, dtype=torch.float64), None,
@@ -115,7 +115,7 @@ def test_every_client_is_judged_with_its_own_part_and_not_with_an_average() -> N
         model, theta, {"personal": own, "visits": torch.tensor([1, 1])}, personal=HEAD, rows=rows,
         train_rows=rows, fit=Fit(own[0], 0.1, HOW),
     )  # fmt: skip
-    assert found.right.tolist() == [1.0, 1.0]
+    assert found.metric.tolist() == [1.0, 1.0]
     assert not bool(found.fitted.any())
 
 
@@ -142,7 +142,7 @@ def test_who_was_never_visited_fits_the_personal_part_only(model: Model, persona
         if rows:
             loss = torch.nn.functional.cross_entropy(scores, data.target[0])
             torch.testing.assert_close(found.loss[i], loss, atol=1e-12, rtol=1e-12)
-            assert float(found.right[i]) == pytest.approx(float((scores.argmax(1) == data.target[0]).double().mean()))
+            assert float(found.metric[i]) == pytest.approx(float((scores.argmax(1) == data.target[0]).double().mean()))
 
 
 def test_who_was_visited_does_not_fit_again() -> None:
@@ -167,7 +167,7 @@ def test_a_torch_module_is_measured_like_its_dense_twin(personal: tuple[str, ...
     dense = measure(**settings)
     module = measure(**settings | {"model": twin(NET), "personal": there})
     torch.testing.assert_close(dense.loss, module.loss, atol=1e-12, rtol=1e-12)
-    assert torch.equal(dense.right, module.right)
+    assert torch.equal(dense.metric, module.metric)
 
 
 def test_augmentation_is_for_training_and_not_for_measuring() -> None:
@@ -290,7 +290,7 @@ def test_personal_parts_stay_with_clients_while_they_are_measured(monkeypatch: p
     settings = given()
     heard = overhear(monkeypatch)
     measure(**settings)
-    assert [set(answer.parts) for _, answer in heard] == [set(), {"loss", "right", "rows"}]
+    assert [set(answer.parts) for _, answer in heard] == [set(), {"loss", "metric", "rows"}]
     size = settings["private"]["personal"].shape[1]
     for _, answer in heard:
         for part in answer.parts.values():

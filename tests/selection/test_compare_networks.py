@@ -23,6 +23,7 @@ from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured
 from coterie.methods.fit import fit
+from coterie.methods.linear.task import Task
 from coterie.methods.session import Session
 from coterie.models import Dense
 from coterie.runs import auto
@@ -30,7 +31,6 @@ from coterie.runs.folder import read_options
 from coterie.selection import Comparison, compare, networks
 from coterie.selection.networks import Networks
 from coterie.selection.networks_fit import Shared
-from coterie.selection.task import Task
 from coterie.selection.words import answer, fit_command
 
 NOISE, N_CLIENTS, ROWS = 0.3, 16, 40
@@ -167,9 +167,9 @@ def test_new_clients_choose_by_their_rows_alone() -> None:
     support = Ragged.from_blocks(x, sign * x[..., 0].abs())
     query = Ragged.from_blocks(2 * x, sign * 2 * x[..., 0].abs())
     fit = Shared(Session(), model, theta, support)
-    assert fit.on_new(support, query).right.tolist() == [0.0, 0.0]
+    assert fit.on_new(support, query).metric.tolist() == [0.0, 0.0]
     one = Shared(Session(), model, theta[:1], support)  # 2 |x| off for the first client: the mean of 16 and 64
-    assert one.on_new(support, query).right.tolist() == [40.0, 0.0]
+    assert one.on_new(support, query).metric.tolist() == [40.0, 0.0]
 
 
 def test_network_that_diverged_is_worst_and_not_infinite() -> None:

@@ -11,10 +11,10 @@ from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
+from coterie.methods.linear.choice import _complexity, _predicts
+from coterie.methods.linear.scores import Judged
+from coterie.methods.linear.structures import Found
 from coterie.selection import ORDER, Comparison, compare
-from coterie.selection.run import _complexity, _predicts
-from coterie.selection.scores import Judged
-from coterie.selection.structures import Found
 from coterie.studies.data.planted import planted_structure
 
 

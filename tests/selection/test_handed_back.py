@@ -13,8 +13,7 @@ import pytest
 from command import coterie
 from coterie import read
 from coterie.config import options
-from coterie.methods.fit import fit_chosen
-from coterie.selection import Comparison, compare
+from coterie.selection import Comparison, compare, fit_chosen
 from coterie.selection.words import fit_command
 from planted import planted
 

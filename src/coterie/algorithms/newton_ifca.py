@@ -213,7 +213,7 @@ def _drawn(gaps: Tensor, n: int, draw: torch.Generator) -> Tensor:
 
 def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
     """Ask clients for their cluster, and how well it serves their held-out rows."""
-    fold = {name: Stack() for name in ("loss", "right", "rows", "label", "margin")}
+    fold = {name: Stack() for name in ("loss", "metric", "rows", "label", "margin")}
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
     return Ask(
         judge_clusters, shared, fold, fresh=problem.fresh,
@@ -294,7 +294,7 @@ def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data
     two = losses.topk(min(2, theta.shape[2]), 2, largest=False).values
     values = [_objective(problem, value, at.n, common) for value in (two[:, :, -1], two[:, :, 0])]
     margin = (values[0] - values[1]) / at.n.clamp(min=1)
-    reply = {"loss": loss, "right": right, "rows": at.n_held, "label": label, "margin": margin}
+    reply = {"loss": loss, "metric": right, "rows": at.n_held, "label": label, "margin": margin}
     return {name: value.movedim(2, 0) for name, value in reply.items()}, kept
 
 

@@ -192,7 +192,7 @@ def judge_effects_ask(
     effects : bool
         Whether clients tell v_i, for a map of them.
     """
-    fold = {name: Stack() for name in ("loss", "right", "rows", *(["effects"] if effects else []))}
+    fold = {name: Stack() for name in ("loss", "metric", "rows", *(["effects"] if effects else []))}
     return _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
 
 
@@ -280,7 +280,7 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     kept = {**products, **_kept(shared, found)}
     if shared["keep"] is not None:
         kept[OWN] = models[:, shared["keep"]].transpose(0, 1)
-    return _by_client({"loss": loss, "right": right, "rows": at.n_held, "effects": found.v}), kept
+    return _by_client({"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v}), kept
 
 
 @one_run_at_a_time

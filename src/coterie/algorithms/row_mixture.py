@@ -132,7 +132,7 @@ def shares(rows: Tensor) -> Tensor:
 
 def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
     """Ask clients how likely held-out rows are, once they have found their proportions in the training rows."""
-    fold = {name: Stack() for name in ("loss", "right", "rows")}
+    fold = {name: Stack() for name in ("loss", "metric", "rows")}
     return Ask(judge_mixed, _shared(found, problem), fold, scratch=_scratch(found, problem))
 
 
@@ -174,7 +174,7 @@ def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     z = rows_of(data)
     expected = torch.einsum("fjcp,cnp->fjcn", torch.einsum("fjcr,fjrp->fjcp", weights, shared["theta"]), z[..., :-1])
     squares = (expected - z[..., -1]).square()
-    reply = {"loss": loss, "right": (squares * held[:, None]).sum(-1), "rows": held.sum(-1)[:, None]}
+    reply = {"loss": loss, "metric": (squares * held[:, None]).sum(-1), "rows": held.sum(-1)[:, None]}
     return {field: value.movedim(2, 0) for field, value in reply.items()}, {}
 
 

@@ -93,8 +93,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
         measured = self._measured(rows, self._own(rows))
         if self.model_.loss == "cross_entropy":
-            return measured.mean_right
-        return 1.0 - measured.mean_right / max(target_variance(rows), 1e-300)
+            return measured.mean_metric
+        return 1.0 - measured.mean_metric / max(target_variance(rows), 1e-300)
 
     def predict_stored(self, rows: Ragged, own: Tensor) -> np.ndarray:
         """Predict rows in the order of storage, each client with what is its own [M, ...]."""

@@ -70,7 +70,7 @@ class Personalised(Estimator):
         """Accuracy, or root mean squared error, of every client that has rows, by name."""
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
         measured = self._measured(rows, self._own(rows))
-        right = measured.right.double()
+        right = measured.metric.double()
         if self.model_.loss != "cross_entropy":
             right = right.clamp(min=0).sqrt() * self.scaling_.y_scale
         scores = zip(rows.names.tolist(), right.tolist(), measured.rows.tolist(), strict=True)

@@ -69,7 +69,7 @@ def measure(
     train, test = _on_rows(session, made, theta, found.label)
     per_client = {"train_loss": train.loss, "rows_train": train.rows}
     if test is not None:
-        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.right)}
+        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.metric)}
     method = session.options.method
     scores = [score(session, made, (method, label), train, test, _on_newcomers(session, made, theta))]
     if session.options.baselines:
@@ -97,7 +97,7 @@ def score(
 
 def overall(made: Prepared, measured: Measured) -> float:
     """Accuracy or root mean squared error over all rows."""
-    return float(metric(made, torch.tensor(measured.mean_right, dtype=torch.float64)))
+    return float(metric(made, torch.tensor(measured.mean_metric, dtype=torch.float64)))
 
 
 def metric(made: Prepared, right: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def _r2(session: Session, model: Model, measured: Measured | None, rows: Ragged 
     if measured is None or rows is None or model.loss == "cross_entropy":
         return None
     variance = target_variance(rows, session)
-    return 1.0 - measured.mean_right / variance if variance > 0 else None
+    return 1.0 - measured.mean_metric / variance if variance > 0 else None
 
 
 def _on_rows(session: Session, made: Prepared, theta: Tensor, label: Tensor) -> tuple[Measured, Measured | None]:
@@ -149,7 +149,7 @@ def _add_global(session: Session, made: Prepared, scores: list[Score], per_clien
     everyone = torch.zeros(made.rows.n_clients, dtype=torch.int64)
     train, test = _on_rows(session, made, theta, everyone)
     if test is not None:
-        per_client["metric_global"] = metric(made, test.right)
+        per_client["metric_global"] = metric(made, test.metric)
     name = "one model for all" + (" (ridge)" if closed else "")
     new = _on_newcomers(session, made, theta)
     scores.append(score(session, made, ("global", name), train, test, new))
@@ -161,7 +161,7 @@ def _add_local(session: Session, made: Prepared, scores: list[Score], per_client
     (train,), test = _own_on(session, private, made.model, made.rows), None
     if made.test is not None:
         (test,) = _own_on(session, private, made.model, made.test)
-        per_client["metric_local"] = metric(made, test.right)
+        per_client["metric_local"] = metric(made, test.metric)
     scores.append(score(session, made, ("local", "one model each"), train, test))
 
 

@@ -19,13 +19,12 @@ from coterie.engines.private import RemoteState
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import add_baselines
+from coterie.methods.linear.fitting import chosen_setting
+from coterie.methods.linear.structures import Setting, prior_for
 from coterie.methods.personal.model import Personal, own_parts
 from coterie.methods.personal.scores import measure_personal, spread
 from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense, Model
-from coterie.selection.result import Setting
-from coterie.selection.run import chosen_setting
-from coterie.selection.structures import prior_for
 
 __all__ = ["EffectModels", "FromPrior", "check_effects", "train_effects"]
 

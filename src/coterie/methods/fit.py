@@ -4,12 +4,10 @@
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from coterie.config import FitOptions, check_options
-from coterie.config import options as all_options
 from coterie.data.clients import Clients
 from coterie.errors import ConfigError
 from coterie.methods.base import Fitted, Given
@@ -17,9 +15,8 @@ from coterie.methods.families import family_of
 from coterie.methods.session import Session, Watch
 from coterie.models import Model
 from coterie.participation import Clock
-from coterie.selection.result import Comparison
 
-__all__ = ["check", "fit", "fit_chosen", "train"]
+__all__ = ["check", "fit", "train"]
 
 
 def fit(
@@ -53,26 +50,6 @@ def fit(
     given = Given(module, start, clock)
     check(clients, options, given)
     return train(clients, Session(options, folder, every, watch), given)
-
-
-def fit_chosen(clients: Clients, found: Comparison, structure: str | None = None, **more: Any) -> Fitted:
-    """Fit what was chosen, or another structure, to all training rows: what the printed command and `auto` fit.
-
-    Parameters
-    ----------
-    clients : Clients
-        That were compared.
-    found : Comparison
-        What came of it.
-    structure : str, optional
-        Which to fit; the chosen one by default.
-    more
-        Further options of `fit`.
-    """
-    advice = found[structure or found.chosen].fit
-    if advice.method is None:
-        raise ConfigError(f"no method fits {found[structure or found.chosen].label}", "name another structure")
-    return fit(clients, advice.into(all_options({"seed": found.seed})), **more)
 
 
 def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None:  # noqa: B008  (frozen)

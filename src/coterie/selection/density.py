@@ -16,15 +16,15 @@ from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.serving import adopt_ask
 from coterie.data.ragged import Ragged
 from coterie.engines.drive import Program
+from coterie.methods.linear.scores import Judged
+from coterie.methods.linear.structures import Effort, Found
+from coterie.methods.linear.task import Task
 from coterie.methods.mixture.fit import MixtureFit, fit_methods, fit_mixture, log_likelihood
 from coterie.methods.mixture.results import REVEALED
 from coterie.methods.session import Session
 from coterie.models.mixtures import Gaussian
 from coterie.protocol import Tensors
 from coterie.selection.result import ORDER
-from coterie.selection.scores import Judged
-from coterie.selection.structures import Effort, Found
-from coterie.selection.task import Task
 
 __all__ = ["DENSITIES", "density_newcomers", "fit_densities"]
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.evaluate import Measured
+from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows
+from coterie.methods.linear.structures import Found, Setting
+from coterie.methods.linear.task import Task
 from coterie.models import Model
 from coterie.protocol import Replies
 from coterie.selection.networks_fit import ALONE, MOMENTUM, STEPS, TUNED, Served, Shared, Trainer
-from coterie.selection.result import FitAdvice, Setting
-from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
-from coterie.selection.structures import Found
+from coterie.selection.result import FitAdvice
 from coterie.selection.summary import New
-from coterie.selection.task import Task
 
 __all__ = ["FOLDS", "Networks"]
 
@@ -193,6 +193,6 @@ def _replies(measured: list[list[Measured]], regression: bool) -> Replies:
         each = torch.stack([torch.stack([getattr(one, name) for one in fits], 1) for fits in measured], 1)
         return each.to(torch.float64).nan_to_num(nan=_LARGEST).clamp(max=_LARGEST) * rows
 
-    right = summed("right")
-    values = {"loss": 0.5 * right if regression else summed("loss"), "right": right, "rows": rows}
+    right = summed("metric")
+    values = {"loss": 0.5 * right if regression else summed("loss"), "metric": right, "rows": rows}
     return Replies(values, torch.arange(len(rows)), torch.arange(0))

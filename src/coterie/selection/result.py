@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 
 from coterie.config import FitOptions, options
+from coterie.methods.linear.structures import ORDER, Setting
 from coterie.select import Difference
 
 __all__ = ["ORDER", "Comparison", "Difference", "FitAdvice", "Grouping", "Structure", "Trial"]
-
-ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
-
-Setting = dict[str, int | float | str]
 
 
 @dataclass(frozen=True)

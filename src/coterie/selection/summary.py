@@ -17,11 +17,11 @@ from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
 from coterie.methods.baselines import target_variance
+from coterie.methods.linear.choice import Evidence, names_where
+from coterie.methods.linear.structures import Setting, Within
+from coterie.methods.linear.task import Task
 from coterie.select import as_good, difference, mean_and_error
-from coterie.selection.choice import names_where
-from coterie.selection.result import Comparison, FitAdvice, Grouping, Setting, Structure, Trial
-from coterie.selection.structures import Found, Within
-from coterie.selection.task import Task
+from coterie.selection.result import Comparison, FitAdvice, Grouping, Structure, Trial
 
 __all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
 
@@ -31,31 +31,6 @@ _PRIORS = {
     "intercept": "random intercepts", "same": "random effects (equal variances)",
     "diagonal": "random effects (diagonal covariance)", "full": "random effects (full covariance)",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the choice rests on."""
-
-    found: dict[str, Found]
-    settings: dict[str, int]
-    chosen: str
-    judged: Tensor  # [M]
-    odd: Tensor  # [M] outliers
-    outlier_score: Tensor  # [M]
-    tolerance: float
-    barred: tuple[str, ...] = ()  # structures that may not be taken
-
-    def score(self, name: str, *, test: bool = False) -> Tensor:
-        """[M] of the structure's setting, NaN for who was not judged or, on test rows, has none."""
-        one = self.found[name].judged
-        if test:
-            return torch.where(one.test_rows > 0, one.test_score[self.settings[name]], torch.nan)
-        return torch.where(self.judged, one.score[self.settings[name]], torch.nan)
-
-    def counted(self, values: Tensor) -> Tensor:
-        """[M] without outliers."""
-        return torch.where(self.odd, torch.nan, values)
 
 
 class Wording(Protocol):
@@ -159,7 +134,7 @@ class _Parts:
         setting = evidence.found[name].settings[evidence.settings[name]]
         mine, base = (evidence.counted(evidence.score(one)) for one in (name, "global"))
         score, error = mean_and_error(mine)
-        right = evidence.found[name].judged.right[evidence.settings[name]]
+        right = evidence.found[name].judged.metric[evidence.settings[name]]
         metric, metric_error = mean_and_error(torch.where(evidence.judged, self._metric(right), torch.nan))
         chosen = evidence.counted(evidence.score(evidence.chosen))
         return Structure(
@@ -184,7 +159,7 @@ class _Parts:
 
     def _on_test_rows(self, name: str) -> dict[str, Any]:
         evidence, judged = self.evidence, self.evidence.found[name].judged
-        right, score = judged.test_right[evidence.settings[name]], evidence.score(name, test=True)
+        right, score = judged.test_metric[evidence.settings[name]], evidence.score(name, test=True)
         metric = self._test_metric(name)
         said: dict[str, Any] = {"client_test_metric": metric.numpy(), "client_test_score": score.numpy()}
         fields = ("test_metric", "test_stderr", "test_score", "test_overall", "test_r2", "test_versus_global")
@@ -203,7 +178,7 @@ class _Parts:
     def _test_metric(self, name: str) -> Tensor:
         """[M] NaN for who has no test rows."""
         judged = self.evidence.found[name].judged
-        right = judged.test_right[self.evidence.settings[name]]
+        right = judged.test_metric[self.evidence.settings[name]]
         return torch.where(judged.test_rows > 0, self._metric(right), torch.nan)
 
     def _on_new_clients(self, name: str) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class _Trial:
         if self.method == "local":
             return _own_rotation_accuracy(self.model, theta, self.data)
         label = placed(self.model, theta, test).label
-        return measured_models(self.model, theta, label, test).mean_right
+        return measured_models(self.model, theta, label, test).mean_metric
 
     def adjusted_rand(self, state: Any) -> float | None:
         """Compare the training clients' choice with the truth, where they had one."""

@@ -39,7 +39,7 @@ def parts_fitted(model: Personalised, path: Path) -> tuple[pa.Table, list[str]]:
     clients = read_labelled(model.schema_, path, "clients fit personal parameters to labelled rows")
     rows = clients.train
     found = model.assign(rows)
-    right = found.measured.right.double()
+    right = found.measured.metric.double()
     classes = model.personal_.model.loss == "cross_entropy"
     columns: dict[str, Any] = {
         "client": rows.names.tolist(),

@@ -132,7 +132,7 @@ class Distribution:
 
 def distribution(model: Model, measured: Measured) -> Distribution:
     """Tell how accuracy (for numbers: the mean squared error) is spread over clients."""
-    return Distribution.of(measured.right, measured.rows, larger_is_better=model.loss == "cross_entropy")
+    return Distribution.of(measured.metric, measured.rows, larger_is_better=model.loss == "cross_entropy")
 
 
 def measure_personal(
@@ -264,7 +264,7 @@ def judge_personal_ask(model: Model, theta: Tensor, parts: Split) -> Ask:
     return Ask(
         judge_personal,
         {"model": model, "split": parts, "theta": theta},
-        {name: Stack() for name in ("loss", "right", "rows")},
+        {name: Stack() for name in ("loss", "metric", "rows")},
         fresh={"personal": own},
         scratch=model.n_outputs,
     )

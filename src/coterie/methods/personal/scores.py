@@ -22,7 +22,7 @@ def measure_personal(
     per_client = {"train_loss": train.loss, "rows_train": train.rows}
     if made.test is not None:
         test = found.measured(made.test, found.own, session)
-        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.right)}
+        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.metric)}
     if made.newcomers is not None:
         support, query = made.newcomers
         new = found.measured(query, found.adapted(support, session=session), session), query

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
+from coterie.methods.linear.choice import outlying
+from coterie.methods.linear.scores import common_noise, judged_newcomers, judged_rows, normal_score
 from coterie.protocol import Replies
-from coterie.selection.choice import outlying
-from coterie.selection.scores import common_noise, judged_newcomers, judged_rows, normal_score
 
 NAN = math.nan
 
@@ -47,7 +47,7 @@ def test_a_score_is_the_mean_log_density_of_held_out_rows_with_the_noise_of_the_
     half = torch.tensor([[[1.0], [3.0], [2.0]], [[2.0], [2.0], [1.0]]], dtype=torch.float64)  # [M, F, J]
     rows = torch.tensor([[[4.0], [4.0], [2.0]], [[4.0], [4.0], [1.0]]], dtype=torch.float64)
     found = judged_rows(
-        Replies({"loss": half, "right": 2 * half, "rows": rows}, torch.arange(2), torch.arange(0)), problem
+        Replies({"loss": half, "metric": 2 * half, "rows": rows}, torch.arange(2), torch.arange(0)), problem
     )
     zero, _ = common_noise(tensor(3.0, 2.0), tensor(4.0, 4.0))  # the noise for fold 0 comes from fold 1
     first, _ = common_noise(tensor(1.0, 2.0), tensor(4.0, 4.0))
@@ -59,13 +59,13 @@ def test_a_score_is_the_mean_log_density_of_held_out_rows_with_the_noise_of_the_
     expected = (density(1.0, 4, float(zero[0])) + density(3.0, 4, float(first[0]))) / 8
     assert float(found.score[0, 0]) == pytest.approx(expected)
     assert float(found.test_score[0, 0]) == pytest.approx(density(2.0, 2, float(both[0])) / 2)
-    assert float(found.right[0, 1]) == pytest.approx(1.0)
+    assert float(found.metric[0, 1]) == pytest.approx(1.0)
     assert float(found.noise[0]) == pytest.approx(float(common))
 
 
 def test_new_clients_are_judged_with_the_common_noise() -> None:
     got = Replies(
-        {"loss": torch.full((2, 1, 1), 3.0), "right": torch.full((2, 1, 1), 6.0), "rows": torch.full((2, 1, 1), 4.0)},
+        {"loss": torch.full((2, 1, 1), 3.0), "metric": torch.full((2, 1, 1), 6.0), "rows": torch.full((2, 1, 1), 4.0)},
         torch.arange(2), torch.arange(0),
     )  # fmt: skip
     score, right, rows = judged_newcomers(got, Problem(1, 0, 2, (2,)), tensor(2.0))

@@ -19,21 +19,23 @@ from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_mo
 from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.errors import RunError
+from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows
 from coterie.protocol import Algorithm, Ask, Replies, Save
-from coterie.selection.result import Setting
-from coterie.selection.scores import Judged, joined, judged_newcomers, judged_rows
 
 __all__ = [
-    "KINDS", "Effort", "Found", "Within", "answered", "clusters", "common_model", "local", "map_of_clients", "mixture",
-    "on_newcomers", "prior_for", "representation", "shrunk",
+    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "answered", "clusters", "common_model", "local",
+    "map_of_clients", "mixture", "on_newcomers", "prior_for", "representation", "shrunk",
 ]  # fmt: skip
 
+ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
 KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
 _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 _NEAR = slice(2, 3)  # the penalty whose model FedProx begins with
 _STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
 _LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
+
+Setting = dict[str, int | float | str]
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def on_newcomers(found: Found, setting: int, problem: Problem) -> Algorithm:
         got = yield from answered(judge_mixed_ask(fit.mixed.last(), problem))
         noise_only = yield from answered(judge_noise_ask(fit.noise.last(), problem))
         rows = got["rows"][:, -1, 0]
-        return _beyond_noise(got, noise_only)[:, -1] / rows, got["right"][:, -1, 0] / rows, rows
+        return _beyond_noise(got, noise_only)[:, -1] / rows, got["metric"][:, -1, 0] / rows, rows
     if isinstance(fit, Clusters):
         got = yield from answered(judge_clusters_ask(fit.last(), problem))
     else:
@@ -222,7 +224,7 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
         noises = yield from noise_model(None, n_components=n_components, **how)
         got = yield from answered(judge_mixed_ask(mixed, problem))
         noise = yield from answered(judge_noise_ask(noises, problem))
-        right, n = (got[field][:, :, 0] for field in ("right", "rows"))  # [M, F]
+        right, n = (got[field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
         value, rows = _beyond_noise(got, noise), n[:, :v].sum(1)
         each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
         score, error, test_score, test_error = (one[None] for one in each)

@@ -26,9 +26,9 @@ class Judged:
     """How J settings serve M clients: mean log-likelihood, and mean squared error or share of rows predicted right."""
 
     score: Tensor  # [J, M] cross-validated
-    right: Tensor  # [J, M]
+    metric: Tensor  # [J, M]
     test_score: Tensor  # [J, M] on test rows
-    test_right: Tensor  # [J, M]
+    test_metric: Tensor  # [J, M]
     rows: Tensor  # [M] judged in cross-validation
     test_rows: Tensor  # [M]
     noise: Tensor  # [J] common noise variance
@@ -37,23 +37,23 @@ class Judged:
         """One setting alone."""
         some = slice(setting, setting + 1)
         return Judged(
-            self.score[some], self.right[some], self.test_score[some], self.test_right[some], self.rows, self.test_rows,
+            self.score[some], self.metric[some], self.test_score[some], self.test_metric[some], self.rows, self.test_rows,
             self.noise[some],
         )  # fmt: skip
 
 
 def joined(every: Sequence[Judged]) -> Judged:
     """Settings that were judged one after the other."""
-    score, right, test_score, test_right, noise = (
+    score, right, test_score, test_metric, noise = (
         torch.cat([getattr(one, name) for one in every])
-        for name in ("score", "right", "test_score", "test_right", "noise")
+        for name in ("score", "metric", "test_score", "test_metric", "noise")
     )
-    return Judged(score, right, test_score, test_right, every[0].rows, every[0].test_rows, noise)
+    return Judged(score, right, test_score, test_metric, every[0].rows, every[0].test_rows, noise)
 
 
 def judged_rows(got: Replies, problem: Problem) -> Judged:
     """Make scores of what clients said about V folds and test rows."""
-    loss, right, n = (got[name].movedim(0, -1) for name in ("loss", "right", "rows"))  # [F, J, M], [F, 1, M]
+    loss, right, n = (got[name].movedim(0, -1) for name in ("loss", "metric", "rows"))  # [F, J, M], [F, 1, M]
     v = problem.n_folds
     if not problem.is_regression:
         value, common = -loss, torch.ones(loss.shape[1], dtype=torch.float64)
@@ -102,6 +102,6 @@ def normal_score(half_squares: Tensor, n: Tensor, noise: Tensor) -> Tensor:
 
 def judged_newcomers(got: Replies, problem: Problem, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of new clients, who have no noise of their own yet.  -> [J, M], [J, M], rows [M]"""
-    loss, right, n = (got[name][:, -1].movedim(0, -1) for name in ("loss", "right", "rows"))  # [J, M], [1, M]
+    loss, right, n = (got[name][:, -1].movedim(0, -1) for name in ("loss", "metric", "rows"))  # [J, M], [1, M]
     value = normal_score(loss, n, noise[:, None]) if problem.is_regression else -loss
     return value / n, right / n, n[0]

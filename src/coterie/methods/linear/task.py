@@ -15,8 +15,8 @@ from coterie.data.draws import First
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError, DataError
+from coterie.methods.linear.structures import ORDER
 from coterie.methods.session import Session, learnt_scaling, shown_and_judged
-from coterie.selection.result import ORDER
 
 __all__ = ["Task", "checked"]
 

@@ -18,8 +18,8 @@ from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import match_labels
+from coterie.methods.linear.structures import Effort, common_model, mixture, prior_for, representation, shrunk
 from coterie.protocol import Ask
-from coterie.selection.structures import Effort, common_model, mixture, prior_for, representation, shrunk
 from coterie.studies.data.planted import planted_structure
 
 V = 2
@@ -158,7 +158,7 @@ def test_clients_are_judged_with_the_model_that_serves_their_training_rows_best(
         held = block.folds[0] == 1
         design = torch.cat([block.x[0][held], torch.ones(int(held.sum()), 1, dtype=torch.float64)], 1)
         residual = block.target[0][held] - design @ theta[1, 0, int(np.argmin(losses))]
-        torch.testing.assert_close(got["right"][client, 1, 0], residual.square().sum())
+        torch.testing.assert_close(got["metric"][client, 1, 0], residual.square().sum())
 
 
 def test_an_empty_cluster_keeps_its_model() -> None:
@@ -347,7 +347,7 @@ def test_mixtures_are_judged_with_proportions_and_noise_of_the_training_rows() -
         y = block.target[0].numpy()[held]
         np.testing.assert_allclose(float(got["loss"][client, 0, 0]), -np.log(density(x, y, noise) @ weights).sum())
         error = ((x @ theta[0, 0].numpy().T @ weights - y) ** 2).sum()
-        np.testing.assert_allclose(float(got["right"][client, 0, 0]), error)
+        np.testing.assert_allclose(float(got["metric"][client, 0, 0]), error)
 
 
 def test_noise_that_is_wider_at_some_rows_is_no_mixture() -> None:
