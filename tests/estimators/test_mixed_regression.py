@@ -210,7 +210,7 @@ def test_a_cluster_without_an_anchor_is_found_by_further_anchors() -> None:
     assert {truth[i] for i in state.anchors[:12].tolist()} == {0, 1}
     assert {truth[i] for i in state.anchors[12:].tolist()} == {2}
     assert len(state.anchors.unique()) == len(state.anchors)
-    (found,) = [e for e in events_of(finished) if "badly served" in e]
+    (found,) = [e for e in events_of(finished) if "high loss" in e]
     assert found == f"many clients have a high loss: {len(state.anchors) - 12} more anchors among them"
     assert state.descents == 10
     assert adjusted_rand(label, truth) == 1.0

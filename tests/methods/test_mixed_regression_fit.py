@@ -83,10 +83,7 @@ def fitted() -> Fitted:
 def test_groups_and_their_number_are_found_without_being_told(fitted: Fitted) -> None:
     assert len(fitted.models.theta) == 3
     assert adjusted_rand(fitted.models.placed.label, SITES.truth) == 1
-    assert (
-        fitted.extra["counted"]
-        == "3 clusters: this many groups stand out among the anchors, and other numbers fit no better"
-    )
+    assert fitted.extra["counted"] == "3 clusters: this many stand out among the anchors, and others fit no better"
     assert fitted.warnings == []
     assert [s.label for s in fitted.scores] == [
         "moment descent, 3 clusters", "one model for all (ridge)", "one model each",
@@ -335,7 +332,7 @@ def test_the_tables_of_a_run_hold_both_phases(tmp_path: Path) -> None:
     assert rows[4]["spectrum"] == made.models.descended.spectrum.tolist()
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert '<section id="descent">' in page
-    assert '<p class="event">3 clusters: this many groups stand out among the anchors' in page
+    assert '<p class="event">3 clusters: this many stand out among the anchors' in page
     assert '<p class="event">30 anchors make 3 clusters: their tree is cut at the number asked for' in page
 
 
@@ -379,7 +376,7 @@ def test_fit_predict_assign_and_report_from_the_shell(tmp_path: Path) -> None:
     lines = said.out.splitlines()
     assert any(line.startswith("│ moment descent, 3 clusters ") for line in lines)
     assert "R²" in lines[3]
-    assert any(line.startswith("3 clusters: this many groups stand out") for line in lines)
+    assert any(line.startswith("3 clusters: this many stand out") for line in lines)
     assert "clients per cluster: 15, 15, 15" in lines
     assert max(map(len, lines[:-1])) <= 80
     assert run_command("predict", tmp_path / "run", data).out.count("\n") == 1351

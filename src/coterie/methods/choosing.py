@@ -92,7 +92,7 @@ def _how_chosen(chosen: int, found: int, cap: int) -> str:
     if found < 2:
         return "chosen on held-out rows, since no groups stand out among the anchors"
     if chosen == found:
-        return "this many groups stand out among the anchors, and other numbers fit no better"
+        return "this many stand out among the anchors, and others fit no better"
     return f"chosen on held-out rows; {found} groups stand out among the anchors"
 
 
