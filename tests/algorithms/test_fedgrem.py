@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.fedgrem import State, _batch, central_update, estimates, fedgrem, gradient_em, scores, shrunk
+from coterie.algorithms.fedgrem import (
+    State,
+    _batch,
+    _likelier,
+    central_update,
+    estimates,
+    fedgrem,
+    gradient_em,
+    scores,
+    shrunk,
+)
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
@@ -257,6 +267,22 @@ def test_a_client_goes_back_to_its_own_first_fit_where_that_is_likelier() -> Non
     torch.testing.assert_close(
         sorted_by_first(found), want, atol=0.3, rtol=0
     )  # 30 rows of deviation 0.3, and the penalty
+
+
+def test_a_client_stays_only_where_what_it_was_led_to_is_clearly_likelier() -> None:
+    # Four rows at 0, where clients were led to. From a first fit at b they are less likely by 4 b^2 / 2: by 2.7 and 3.3.
+    one = torch.ones(1, 2, 1, dtype=torch.float64)
+    first = torch.tensor([1.35, 1.65], dtype=torch.float64).sqrt().view(1, 2, 1, 1)
+    begun, alone = torch.tensor([[True, True]]), torch.tensor([[False, False]])
+    private = {"first": first, "first_weights": one, "begun": begun, "alone": alone}
+    shared = {
+        "family": Gaussian(1), "scale": torch.ones(1).double(), "centre": torch.zeros(1, 1, 1).double(),
+        "pull": torch.zeros(1).double(), "penalty": "squared", "c_eta": torch.tensor([0.95]).double(),
+        "share_weights": torch.zeros(1).double(), "mean_weights": torch.ones(1, 1).double(), "back": torch.tensor([True]),
+    }  # fmt: skip
+    data = one_block(ragged([torch.zeros(4, 1).double()] * 2, None))
+    theta, _ = _likelier(shared, private, torch.zeros_like(first), one, data, data.n)
+    assert theta.flatten().tolist() == pytest.approx([math.sqrt(1.35), 0.0])
 
 
 def test_shared_weights_have_further_rows_dealt_by_the_common_proportions() -> None:

@@ -54,6 +54,7 @@ _RETURN = 0.5  # share of the limit of outlier scores below which one that was l
 _SHORTER = -2 / 3  # power of the round by which steps with batches become shorter
 _STEADY = 0.01  # relative change of the penalty in a round below which estimates may count as settled
 _CLEARLY = 2.0  # log-likelihood by which what a client was led to must be better than its own first fit, for it to stay
+_FREE = 1.0  # and so much more where nothing draws it to the centre
 _TINY = 1e-12  # weight of a component that counts as none
 _HUGE = 1e100  # squares of what is sent, summed up, still fit
 
@@ -375,9 +376,10 @@ def _likelier(
 ) -> tuple[Tensor, Tensor]:
     """Go back to the client's own first fit, drawn to the centre like any, unless the penalised likelihood is clearly less.
 
-    So a client is no worse off than alone where rows hardly tell. Who was held together with clients that are not alike may
-    have ended in an optimum that is theirs, or with a component that nothing belongs to: proportions count by the rows that
-    `share_weights` adds, and by one in each component at least.
+    So a client is no worse off than alone where rows hardly tell; the less draws it to the centre, the more clearly they
+    must. Who was held together with clients that are not alike may have ended in an optimum that is theirs, or with a
+    component that nothing belongs to: proportions count by the rows that `share_weights` adds, and by one in each component
+    at least.
     """
     family, scale, centre = shared["family"], shared["scale"][:, None], own_centre(private, shared["centre"][:, None])
     first, step = private["first_weights"], shared["c_eta"][:, None, None] / private["first_weights"].clamp(min=1e-9)
@@ -394,7 +396,8 @@ def _likelier(
             fine = pull * rows.sqrt() * (share * away).sum(-1)
         likelihood = rows * expect(family.log_density(at, scale, data), share, data)[1]
         merit.append(likelihood + (more * share.clamp(min=_TINY).log()).sum(-1) - fine.nan_to_num(nan=0.0))
-    back = shared["back"][:, None] & private["begun"] & (merit[1] > merit[0] - _CLEARLY)
+    clearly = _CLEARLY + _FREE / (1 + pull.square())
+    back = shared["back"][:, None] & private["begun"] & (merit[1] > merit[0] - clearly)
     return torch.where(back[..., None, None], there, theta), torch.where(back[..., None], first, weights)
 
 

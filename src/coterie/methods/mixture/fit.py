@@ -57,6 +57,7 @@ _HELD_OUT = 0.2
 _SPLITS, _SHARE = 3, 0.25  # C_lambda is validated so often, each time on this share of the rows
 _ERRORS = 2.0  # standard errors, of differences paired over clients, that a candidate may be behind the best
 _TIE = 1e-6  # and, relative to it, what rounding may be
+_ABOVE = 1.25  # C_lambda may be so many times one over the deviation of clients' own fits: candidates are 1.6 apart
 _CLEARLY = 6.0  # log-likelihood of held-out rows by which a client must do better alone to be left alone
 _ROUNDS, _TOL = 60, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
@@ -279,17 +280,17 @@ def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[
 
 
 def _least(candidates: Sequence[float], fits: Sequence[MixtureFit], good: Tensor) -> float:
-    """The smallest C_lambda that the spread of clients' own fits allows: the next candidate below 1 / s.
+    """The smallest C_lambda that the spread of clients' own fits allows: the candidate next to 1 / s.
 
     Under a normal law with deviation s = 1 / C of the parameters, half of the distances from the centre are above s times
-    the root of the median of a chi-squared variable. What fits owe to chance makes s larger, so that C is rather too small;
-    and single components that ran off after few rows do not count in a median. Held-out rows, of which a client has few,
-    hardly notice these: so they cannot tell that C is too small.
+    the root of the median of a chi-squared variable. What fits owe to chance makes s larger, so that the candidate may be a
+    little above 1 / s; single components that ran off after few rows do not count in a median. Held-out rows, of which a
+    client has few, hardly notice these: so they cannot tell that C is too small.
     """
     p = fits[0].family.n_parameters
     away = torch.cat([deviations(fit)[good].flatten() for fit in fits])
     s = float(away.median()) / math.sqrt(p * (1 - 2 / (9 * p)) ** 3)
-    return max((c for c in candidates if c * s <= 1.0 + _TIE), default=min(candidates))
+    return max((c for c in candidates if c * s <= _ABOVE + _TIE), default=min(candidates))
 
 
 def choose_components(
