@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from tools import reference
 
 from coterie.algorithms import em, fedavg, fedgmm, fedgrem, ifca, one_shot, preparation
-from coterie.algorithms.serving import adopt_ask, spread_ask
+from coterie.algorithms.inference import adopt_ask, spread_ask
 from coterie.algorithms.starts import Start
 from coterie.config import FitOptions
 from coterie.engines.in_process import InProcess

@@ -64,7 +64,7 @@ def asked(*words: str, cwd: Path, **environment: str) -> tuple[int, str, str, se
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--help", "Look at data before fitting."),
+        ("--help", "Inspect data before fitting."),
         ("--version", coterie.__version__),
         ("fit --help", "--components"),
         ("compare --help", "--quick"),

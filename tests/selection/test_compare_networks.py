@@ -31,7 +31,7 @@ from coterie.runs.folder import read_options
 from coterie.selection import Comparison, compare, networks
 from coterie.selection.networks import Networks
 from coterie.selection.networks_fit import Shared
-from coterie.selection.words import answer, fit_command
+from coterie.selection.text import answer, fit_command
 
 NOISE, N_CLIENTS, ROWS = 0.3, 16, 40
 ASKED = ("--client", "site", "--target", "y", "--hidden", "8")

@@ -174,8 +174,8 @@ def _updated(state: State, got: Replies, family: Family, sharing: Sharing, gradi
         return replace(state, theta=got["step"], count=float(got["answers"]))
     if not gradient:
         return replace(state, theta=family.solved(got["moments"], state.theta))
-    slope, bend = family.slope(got["moments"], state.theta)
-    eta = c_eta / torch.maximum(state.first_weights, bend / n).clamp(min=1e-9)
+    slope, curvature = family.slope(got["moments"], state.theta)
+    eta = c_eta / torch.maximum(state.first_weights, curvature / n).clamp(min=1e-9)
     return replace(state, theta=state.theta + eta[:, None] * slope / n)
 
 

@@ -174,10 +174,12 @@ class _LogOdds:
         """Sum over rows of (diag(p) - p p^T) x x^T, from pairs of outputs and pairs of features.  -> [F, J, C, P, P]"""
         outputs, size = p.shape[-1], self.x.shape[-1]
         o, q = torch.triu_indices(outputs, outputs)
-        bend = torch.where(o == q, weighted[..., o], 0.0) - weighted[..., o] * p[..., q]  # [F, J, C, N, O (O + 1) / 2]
+        hessian = (
+            torch.where(o == q, weighted[..., o], 0.0) - weighted[..., o] * p[..., q]
+        )  # [F, J, C, N, O (O + 1) / 2]
         d, e = torch.triu_indices(size, size)
         pairs = self.data.once("pairs of features", lambda: self.x[..., d] * self.x[..., e])
-        flat = bend.permute(2, 0, 1, 4, 3).flatten(1, 3) @ pairs  # [C, F J O.., D..]
+        flat = hessian.permute(2, 0, 1, 4, 3).flatten(1, 3) @ pairs  # [C, F J O.., D..]
         packed = flat.view(len(flat), *p.shape[:2], len(o), len(d)).movedim(0, 2)  # [F, J, C, O.., D..]
         half = packed.new_empty(*packed.shape[:-1], size, size)
         half[..., d, e] = packed

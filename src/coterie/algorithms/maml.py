@@ -131,10 +131,10 @@ def _meta_steps(
     """Algorithm 1, lines 5 to 8, of one run.  theta [C, P] -> [C, P], a tensor of its own"""
     draws = (batches(model, data, how, keys.key(key, name)) for name in ("inner", "outer", "hessian"))
     here = begin(model, theta, data, how)
-    for (*inner, active), (*outer, _), (*bend, _) in zip(*draws, strict=True):
+    for (*inner, active), (*outer, _), (*hessian, _) in zip(*draws, strict=True):
         meta = here.shifted(here.slopes(*inner), alpha).slopes(*outer)  # grad f(theta - alpha grad f(theta))
         if delta:
-            ahead, behind = (here.shifted(meta, side * delta).slopes(*bend) for side in (-1, 1))
+            ahead, behind = (here.shifted(meta, side * delta).slopes(*hessian) for side in (-1, 1))
             for g, up, down in zip(meta, ahead, behind, strict=True):
                 g.sub_(up.sub_(down), alpha=alpha / (2 * delta))  # (I - alpha H) grad
         if active is not None:

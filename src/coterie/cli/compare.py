@@ -64,7 +64,7 @@ def compare_command(
     from coterie.runs.comparison import about, check_free, write_comparison
     from coterie.runs.show import show_comparison
     from coterie.selection import compare
-    from coterie.selection.words import fit_command
+    from coterie.selection.text import fit_command
 
     said = data_tree(
         data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,

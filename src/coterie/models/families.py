@@ -185,8 +185,8 @@ def gradient_step(
     known = (private["along"] != 0).any(-1, keepdim=True)
     flat = slope.norm(dim=-1, keepdim=True) <= _FLAT * (1 + theta.norm(dim=-1, keepdim=True))
     steep = torch.where(flat, 0.0, slope)  # what is left of a slope by rounding has no direction
-    bend, along = family.curvature(torch.where(known, private["along"], 1.0), steep, gamma, data)
-    length = c_eta[:, None, None] / torch.maximum(private["first_weights"], bend).clamp(min=1e-9)
+    curvature, along = family.curvature(torch.where(known, private["along"], 1.0), steep, gamma, data)
+    length = c_eta[:, None, None] / torch.maximum(private["first_weights"], curvature).clamp(min=1e-9)
     return theta + length[..., None] * slope, along, length
 
 

@@ -194,10 +194,10 @@ class Regression:
     def curvature(self, direction: Tensor, slope: Tensor, gamma: Tensor, data: Block) -> tuple[Tensor, Tensor]:
         """A step of power iteration with A = (1/n) sum_i gamma_ir x_i x_i^T: |A g| / |g|, and A g / |A g|."""
         image, along_slope = (self._bent(g, gamma, data) for g in (direction, slope))
-        bend = torch.maximum(image.norm(dim=-1), along_slope.norm(dim=-1).nan_to_num(nan=0.0, posinf=0.0))
-        good = bend.isfinite() & (bend > 0)
+        curvature = torch.maximum(image.norm(dim=-1), along_slope.norm(dim=-1).nan_to_num(nan=0.0, posinf=0.0))
+        good = curvature.isfinite() & (curvature > 0)
         along = torch.where(good[..., None], image / image.norm(dim=-1, keepdim=True).clamp(min=1e-300), 0.0)
-        return torch.where(good, bend, shares(gamma, data)), along
+        return torch.where(good, curvature, shares(gamma, data)), along
 
     def _bent(self, direction: Tensor, gamma: Tensor, data: Block) -> Tensor:
         """(1/n) sum_i gamma_ir x_i <x_i, g> / |g|.  [S, C, R, P]"""

@@ -19,7 +19,7 @@ from coterie.errors import ConfigError
 from coterie.report.comparison import write_comparison_report
 from coterie.runs.folder import strict
 from coterie.selection.result import Comparison
-from coterie.selection.words import answer
+from coterie.selection.text import answer
 
 __all__ = ["about", "check_free", "clients_table", "write_comparison"]
 

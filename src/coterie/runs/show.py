@@ -12,7 +12,7 @@ from coterie.methods.base import Fitted, Score
 from coterie.report.numbers import decimals_for
 from coterie.runs.screen import out
 from coterie.selection.result import Comparison, Structure
-from coterie.selection.words import answer, metric_name, one_for_all, plus_minus
+from coterie.selection.text import answer, metric_name, one_for_all, plus_minus
 
 __all__ = ["show", "show_comparison", "show_findings"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.algorithms.inference import adopt_ask
 from coterie.algorithms.mixture_starts import MixtureStart
-from coterie.algorithms.serving import adopt_ask
 from coterie.data.ragged import Ragged
 from coterie.engines.drive import Program
 from coterie.methods.linear.scores import Judged

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.algorithms.judging import responsibilities
+from coterie.algorithms.inference import adopt_ask, error_ask, expectations, spread_ask
 from coterie.algorithms.outliers import usual
 from coterie.algorithms.preparation import Scaling
-from coterie.algorithms.serving import adopt_ask, error_ask, expectations, spread_ask
+from coterie.algorithms.validation import responsibilities
 from coterie.data.ragged import Ragged
 from coterie.methods.mixture.results import OUTLIER, MixtureFit, bic, log_likelihood
 from coterie.methods.mixture.stored import StoredMixtures, Typical

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import em, fedgmm, fedgrem
-from coterie.algorithms.judging import judge_ask, responsibilities
 from coterie.algorithms.neighbours import own_centre
 from coterie.algorithms.outliers import chance, outlier_scores
+from coterie.algorithms.validation import judge_ask, responsibilities
 from coterie.data.ragged import Ragged
 from coterie.methods.session import Session
 from coterie.models.mixtures import Family, Gaussian

@@ -10,7 +10,7 @@ import pytest
 from comparisons import comparison, difference
 from coterie.config import DataOptions
 from coterie.selection.result import ORDER, Comparison, FitAdvice
-from coterie.selection.words import answer, fit_command, plus_minus
+from coterie.selection.text import answer, fit_command, plus_minus
 
 
 def changed(found: Comparison, name: str, **changes: object) -> Comparison:
