@@ -248,10 +248,18 @@ def test_the_example_runs_in_simulation(example: Path, tmp_path: Path) -> None:
     assert "sites by cluster: [6, 6]" in done.stdout
 
 
-@pytest.mark.parametrize("method", ["auto", "local", "shrunk", "representation"])
-def test_what_needs_the_rows_at_hand_is_refused(method: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="where the rows are at hand"):
-        CoterieStrategy(method).start(on_nodes(tmp_path), nodes=3, folder=tmp_path / "run")
+def test_a_comparison_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path / "run", None):
+        with pytest.raises(ConfigError, match="where the rows are at hand"):
+            CoterieStrategy("auto").start(on_nodes(tmp_path), nodes=3, folder=folder)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="where the rows are at hand"):
-        CoterieStrategy(method).start(on_nodes(tmp_path), nodes=3)
+
+
+@pytest.mark.parametrize("method", ["local", "shrunk", "representation"])
+def test_linear_models_of_single_clients_are_what_they_are_here(method: str, tmp_path: Path) -> None:
+    strategy = CoterieStrategy(method)
+    strategy.start(on_nodes(tmp_path), nodes=3)
+    assert strategy.fitted_ is not None
+    here = fit(whole(tmp_path), strategy.options)
+    assert strategy.fitted_.scores[0].test == pytest.approx(here.scores[0].test, rel=1e-8)
+    torch.testing.assert_close(strategy.fitted_.per_client["metric"], here.per_client["metric"], rtol=1e-7, atol=1e-9)
