@@ -156,8 +156,8 @@ ESTIMATORS: dict[str, tuple[str, str | None, Callable[[], Any]]] = {
     "LGFedAvg": ("lines", "y", lambda: package.LGFedAvg(hidden=(), layers=("0.weight",), rounds=4)),
     "MAML": ("lines", "y", lambda: package.MAML(rounds=4)),
     "Local": ("different", "y", package.Local),
-    "Shrunk": ("different", "y", package.Shrunk),
-    "Representation": ("directions", "y", package.Representation),
+    "Shrunk": ("different", "y", package.RandomEffects),
+    "Representation": ("directions", "y", package.LowRank),
     "FederatedMixture": ("rows", None, lambda: package.FederatedMixture(3, c_lambda="common", restarts=3)),
     "FederatedMixture-regression": ("mixed", "price", lambda: package.FederatedMixture(2, c_lambda=1.0, restarts=3)),
 }

@@ -25,7 +25,7 @@ _ELSEWHERE = {
     "Clients": "data.clients", "compare": "selection", "from_arrays": "data.readers", "load": "estimators",
     "read": "data.readers", "read_with": "data.readers",
 }  # fmt: skip
-
+_FORMER = ("Shrunk", "Representation")  # old names, which warn
 
 if not TYPE_CHECKING:  # type checkers know the names from above
 
@@ -33,6 +33,8 @@ if not TYPE_CHECKING:  # type checkers know the names from above
         """Import what is large when it is asked for: the command line answers at once, and so does a federation's node."""
         if name in _ELSEWHERE:
             return getattr(import_module(f"coterie.{_ELSEWHERE[name]}"), name)
+        if name in _FORMER:
+            return getattr(import_module("coterie.estimators.former"), name)
         if name.startswith("__") and name != "__all__":  # what Python asks of any module
             raise AttributeError(f"module 'coterie' has no attribute '{name}'")
         estimators = {method.estimator: method.name for method in import_module("coterie.registry").METHODS.values()}

@@ -228,7 +228,7 @@ class RenamedSteps:
     """The same for Python, where `step_size` is that of training and `resample` that of clusters."""
 
     group: ClassVar[str] = "moments"
-    prefix: ClassVar[str] = "descent_"
+    called: ClassVar[dict[str, str]] = {"descent_step_size": "step_size", "descent_resample": "resample"}
 
     descent_step_size: Annotated[Positive, "factor on the anchors' steps"] = 1.0
     descent_resample: Annotated[
@@ -363,6 +363,19 @@ class Spread:
 
 
 @parameters
+class Covariance:
+    """The same for Python."""
+
+    group: ClassVar[str] = "prior"
+    called: ClassVar[dict[str, str]] = {"covariance": "spread"}
+
+    covariance: Annotated[
+        Literal["intercept", "same", "diagonal", "full"] | None,
+        "covariance of the random effects; by default chosen by cross-validation within clients",
+    ] = None
+
+
+@parameters
 class Rank:
     """Of models that differ in a few directions."""
 
@@ -461,7 +474,7 @@ class LocalOptions(Penalty, Products):
 
 
 @parameters
-class ShrunkOptions(Spread, Products):
+class ShrunkOptions(Covariance, Products):
     """Of linear models that are drawn to a common one."""
 
 
@@ -488,7 +501,9 @@ def options_in(kind: type) -> dict[str, Option]:
         group = vars(home).get("group")
         if group is not None:
             *_, about = get_annotations(home)[each.name].__metadata__
-            found[each.name] = Option(group, each.name.removeprefix(vars(home).get("prefix", "")), about, each.default)
+            found[each.name] = Option(
+                group, vars(home).get("called", {}).get(each.name, each.name), about, each.default
+            )
     return found
 
 
@@ -643,11 +658,11 @@ for _method in (
     ),
     Method(
         "shrunk", "Random effects", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
-        "effects", ShrunkOptions, "Shrunk", instead=_LINEAR,
+        "effects", ShrunkOptions, "RandomEffects", instead=_LINEAR,
     ),
     Method(
         "representation", "Low-rank models", "linear models that differ in a few common directions (low rank)",
-        "representation", "effects", RepresentationOptions, "Representation", instead=_LINEAR,
+        "representation", "effects", RepresentationOptions, "LowRank", instead=_LINEAR,
     ),
     Method(
         "fedavg", "FedAvg", "one model for all (with training.proximal: FedProx)", "global", "clusters", FedAvgOptions,

@@ -46,7 +46,7 @@ def test_local_models_are_ridge_regressions() -> None:
 
 def test_shrunk_models_beat_both_ends_where_clients_differ_by_degrees() -> None:
     clients = heads()
-    shrunk = package.Shrunk(spread="full", baselines=True).fit(clients).scores_
+    shrunk = package.RandomEffects(covariance="full", baselines=True).fit(clients).scores_
     assert shrunk["shrunk"].test < shrunk["global"].test
     assert shrunk["shrunk"].test < shrunk["local"].test
     assert shrunk["shrunk"].new_clients < shrunk["global"].new_clients
@@ -54,7 +54,7 @@ def test_shrunk_models_beat_both_ends_where_clients_differ_by_degrees() -> None:
 
 def test_representation_of_the_true_rank_spans_the_models() -> None:
     clients = heads()
-    model = package.Representation(rank=1).fit(clients)
+    model = package.LowRank(rank=1).fit(clients)
     about = model.personal_.own - model.theta_
     assert int(torch.linalg.matrix_rank(about, rtol=1e-6)) == 1
     assert model.score(clients.test) > package.Local(penalty=1.0).fit(clients).score(clients.test)
@@ -62,25 +62,25 @@ def test_representation_of_the_true_rank_spans_the_models() -> None:
 
 def test_classes_are_served_too() -> None:
     clients = heads(rows=30, classes=True)
-    model = package.Shrunk(spread="full", baselines=True).fit(clients)
+    model = package.RandomEffects(covariance="full", baselines=True).fit(clients)
     assert model.scores_["shrunk"].test > model.scores_["global"].test
     assert set(model.predict(clients.test)) == {"no", "yes"}
 
 
 def test_settings_are_chosen_when_nobody_gives_them() -> None:
-    fit = package.Representation().fit(heads()).personal_.fit
+    fit = package.LowRank().fit(heads()).personal_.fit
     assert fit.setting == {"rank": 1}  # type: ignore[union-attr]
 
 
 def test_new_clients_without_rows_get_the_common_model() -> None:
-    model = package.Shrunk(spread="same").fit(heads())
+    model = package.RandomEffects(covariance="same").fit(heads())
     own, known = model.personal_.of(np.array(["stranger"]))
     assert not bool(known.any())
     torch.testing.assert_close(own[0], model.theta_)
 
 
 def test_parameters_can_be_cloned() -> None:
-    assert clone(package.Representation(rank=3)).rank == 3
+    assert clone(package.LowRank(rank=3)).rank == 3
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_run_folder_is_read_back(method: str, word: str, value: object, tmp_path
     words = ("fit", path, "--client", "site", "--target", "y", "--method", method, "--set", f"prior.{word}={value}")
     assert coterie(*words, "--out", tmp_path / "run").code == 0
     model = package.load(tmp_path / "run")
-    assert isinstance(model, package.Local | package.Shrunk | package.Representation)
+    assert isinstance(model, package.Local | package.RandomEffects | package.LowRank)
     assert getattr(model, word) == value
     again = type(model)(**{word: value}).fit(package.read(path, client="site", target="y"))
     torch.testing.assert_close(model.personal_.own, again.personal_.own)
@@ -149,11 +149,11 @@ def test_the_setting_is_chosen_for_the_products_that_are_fitted() -> None:
     x = draw.normal(size=(len(owner), 2))
     y = own[owner] * x[:, 0] * x[:, 1] + 0.1 * draw.normal(size=len(owner))
     clients = from_arrays(x, y, owner, test_size=0.3, task="regression")
-    chosen, full = (package.Shrunk(degree=2, **how).fit(clients) for how in ({}, {"spread": "full"}))
+    chosen, full = (package.RandomEffects(degree=2, **how).fit(clients) for how in ({}, {"covariance": "full"}))
     # Noise is 0.01 of a variance of about 4: whoever has its own product explains nearly all.
     assert full.score(clients.test) > 0.98
     assert chosen.score(clients.test) > 0.98
-    assert package.Shrunk(degree=1).fit(clients).score(clients.test) < 0.3
+    assert package.RandomEffects(degree=1).fit(clients).score(clients.test) < 0.3
 
 
 def test_the_setting_is_chosen_at_the_scale_that_is_fitted() -> None:
@@ -163,3 +163,10 @@ def test_the_setting_is_chosen_at_the_scale_that_is_fitted() -> None:
     scaled, as_it_is = (package.Local(standardise=each).fit(clients) for each in (True, False))
     penalties = [model.personal_.fit.setting["penalty"] for model in (scaled, as_it_is)]
     assert penalties[0] != penalties[1]
+
+
+def test_old_names_make_the_same_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match="RandomEffects"):
+        assert package.Shrunk(spread="full").get_params() == package.RandomEffects(covariance="full").get_params()
+    with pytest.warns(DeprecationWarning, match="LowRank"):
+        assert package.Representation(rank=2).get_params() == package.LowRank(rank=2).get_params()

@@ -397,9 +397,8 @@ def test_what_moment_descent_cannot_do_is_refused() -> None:
     clients = SITES.clients()
     classes = from_arrays(SITES.x, np.where(SITES.y > 7, "up", "down"), SITES.groups)
     assert refused(classes) == "moment-descent is for regression, and target 'target' has classes"
-    linear_only = "moment-descent needs a linear model"
-    assert refused(clients, "model.hidden=[4]") == linear_only
-    assert refused(clients, module=nn.Linear(5, 1)) == linear_only
+    assert refused(clients, "model.hidden=[4]") == "model.hidden is set, and moment-descent has no use for it"
+    assert refused(clients, module=nn.Linear(5, 1)) == "moment-descent needs a linear model"
     assert refused(clients, "clusters.n_init=3") == "clusters.n_init is set, and moment-descent has no use for it"
     assert refused(clients, "clusters.init=random") == "clusters.init is set, and moment-descent has no use for it"
     assert refused(clients, "clusters.n_clusters=3", "moments.anchors=2") == "2 anchors are too few for 3 clusters"

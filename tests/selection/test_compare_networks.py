@@ -133,7 +133,7 @@ def test_without_test_rows_nothing_is_said_of_them() -> None:
 
 def test_heads_say_what_clients_share(groups: Comparison) -> None:
     headline = answer(replace(groups, chosen="representation")).headline
-    assert headline.startswith("Clients' models differ in their last layer only")
+    assert headline.startswith("Clients share features but map them to different outcomes")
 
 
 # -- how it is judged -------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_command_writes_document_report_and_a_next_command_that_works(
     assert all(row["fit"]["options"]["model.hidden"] == [8] for row in found["rows"])
     assert found["grouping"]["profile"] is None
     page = (tmp_path / "found" / "report.html").read_text()
-    assert "How often each client comes into its group again" in page
+    assert "How often each client is in the same group" in page
     assert "score by number of clusters" in page
     assert "Map of the clients" not in page
     assert "Where the groups" not in page

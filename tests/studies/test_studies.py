@@ -271,8 +271,8 @@ def test_rotated_mnist_takes_the_options_of_the_command_line(shared_data: Path):
 def test_the_step_of_cifar_is_the_one_that_the_page_names():
     page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
     section = page.split("## `ifca-rotated-cifar`")[1].split("\n## ")[0]
-    assert f"The step size is {rotated_tasks.CIFAR_PAPER.step_size:g} at first" in section
-    assert f"there are {rotated_tasks.CIFAR_PAPER.rounds} rounds" in section
+    assert f"The initial step size is {rotated_tasks.CIFAR_PAPER.step_size:g};" in section
+    assert f"we use {rotated_tasks.CIFAR_PAPER.rounds} rounds" in section
 
 
 def test_rotated_cifar_runs_with_its_network(shared_data: Path):

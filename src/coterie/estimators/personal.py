@@ -37,9 +37,9 @@ __all__ = [
     "FedRep",
     "LGFedAvg",
     "Local",
+    "LowRank",
     "Personalised",
-    "Representation",
-    "Shrunk",
+    "RandomEffects",
     "Trained",
 ]
 
@@ -225,7 +225,7 @@ class Local(Personalised, LocalOptions):
 
 
 @estimator
-class Shrunk(Personalised, ShrunkOptions):
+class RandomEffects(Personalised, ShrunkOptions):
     """Random effects: a linear model for every client, shrunk towards a common one.
 
     Attributes
@@ -238,7 +238,7 @@ class Shrunk(Personalised, ShrunkOptions):
 
 
 @estimator
-class Representation(Personalised, RepresentationOptions):
+class LowRank(Personalised, RepresentationOptions):
     """Low-rank random effects: linear models that differ from a common one in a few common directions.
 
     Attributes

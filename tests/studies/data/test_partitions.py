@@ -259,7 +259,7 @@ def test_mnist_by_writer(shared_data: Path) -> None:
         ({"min_rows": 1}, ConfigError, "at least 2 rows"),
         ({"min_rows": 16}, DataError, "0 writers have 16 rows"),
         ({"test_share": 1.5}, ConfigError, "between 0 and 1"),
-        ({"writers": None}, DataError, "who wrote"),
+        ({"writers": None}, DataError, "have no writers"),
     ],
 )
 def test_impossible_writers_are_refused(wrong: dict[str, Any], kind: type[CoterieError], says: str) -> None:

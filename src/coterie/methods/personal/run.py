@@ -37,9 +37,10 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     how = plan(options, made, clock)
     program, rounds = _measured(how, made, session), options.training.rounds
     done = session.run("fit", made.rows, [program], how.state, rounds, policy=how.policy, clock=how.clock)
+    took_part = _took_part(session.engine(made.rows), how.question, done.rounds)  # before others run on these rows
     found = _personal(how, made, session, done.states[0])
     scores, per_client = measure_personal(session, made, how.title, found)
-    per_client |= _took_part(session.engine(made.rows), how.question, done.rounds)
+    per_client |= took_part
     if options.baselines:
         add_baselines(session, made, scores, per_client)
     timed = how.clock is not None and not isinstance(how.clock, WallClock)
