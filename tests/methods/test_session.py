@@ -5,14 +5,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import coterie
+from coterie.algorithms.preparation import Scaling, learn_scaling
 from coterie.config import options
 from coterie.data.ragged import Ragged
 from coterie.engines.chosen import AnyEngine
 from coterie.methods import session
 from coterie.methods.fit import fit
+from coterie.protocol import Algorithm
 from coterie.selection import compare
 from planted import planted
 
@@ -56,3 +59,20 @@ def test_a_comparison_goes_through_one_engine_for_all_linear_structures(made: li
     data = planted(10, 12).clients(test_size=0.25)
     compare(data, quick=True, structures=("clusters", "representation"), folds=2, max_clusters=2, max_rank=1)
     assert len(made) == 3  # for the scaling, for the fits, and for the variance of test rows
+
+
+def test_an_engine_that_runs_is_kept_however_many_others_are_asked(made: list[Ragged]) -> None:
+    rows = planted(10, 12).clients().train
+    parts = [rows.only(np.array([i % 10])) for i in range(20)]  # more than a session keeps
+    here = session.Session()
+
+    def program(state: Scaling | None) -> Algorithm:
+        for part in parts:
+            here.engine(part, asks=True)
+        return (yield from learn_scaling(state, shape=rows.shape, divide=True, real_target=True))
+
+    here.run(None, rows, [program], Scaling, 1)
+    here.engine(rows)
+    assert sum(one is rows for one in made) == 1
+    here.engine(parts[0], asks=True)  # of the others, those that were used last
+    assert len(made) == 1 + 20 + 1

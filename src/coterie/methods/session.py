@@ -65,6 +65,7 @@ class Session:
     every: float = 2.0
     watch: Watch | None = None
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def run(
         self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type | None, total: int, *,
@@ -89,16 +90,24 @@ class Session:
         engine.set_up(participation=policy, clock=clock, seed=self.options.seed, store=phase)
         told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))
         how: dict[str, Any] = {"checkpoint": self._checkpoint(phase), "every": self.every, "state_type": state}
-        return engine.run(programs, watch=told, goes_on=goes_on, **how)
+        self._running.append((id(rows), False))
+        try:
+            return engine.run(programs, watch=told, goes_on=goes_on, **how)
+        finally:
+            self._running.pop()
 
     def engine(self, rows: Ragged, *, asks: bool = False) -> AnyEngine:
-        """What answers for these rows: one that is run, with what its clients keep; and beside it one that is asked."""
+        """What answers for these rows: one that is run, with what its clients keep; and beside it one that is asked.
+
+        Those that were used last are kept, and those that run now in any case: their clients' state is needed.
+        """
         key = (id(rows), asks)  # an engine keeps its rows, so that no others have their number
-        if key not in self._engines:
-            self._engines[key] = engine_for(rows)
-            while len(self._engines) > _READY:
-                self._engines.pop(next(iter(self._engines)))
-        return self._engines[key]
+        engine = self._engines.pop(key, None) or engine_for(rows)
+        self._engines[key] = engine
+        idle = [known for known in self._engines if known not in self._running]
+        for known in idle[: max(0, len(idle) - _READY)]:
+            del self._engines[known]
+        return engine
 
     def ask(self, rows: Ragged, ask: Ask, private: Any = None) -> Replies:
         """Put one question to everyone, outside any round, with the private state that is given: see `asks`."""
