@@ -207,3 +207,10 @@ def test_labels_are_those_of_the_likeliest_component_in_order_of_storage() -> No
     assert isinstance(rows.x, torch.Tensor)
     distance = (rows.x[:, None] - fit.theta[owners]).square().sum(-1) / 2 - fit.weights[owners].log()
     assert torch.equal(found, distance.argmin(1))
+
+
+def test_a_penalty_is_not_as_good_where_weaker_ones_are_clearly_worse() -> None:
+    # The best is 0.25; 2 is within two errors of it only because one client loses much; 0.5 and 1 are clearly worse.
+    assert mixture_fit._next_to_the_best((0.25, 0.5, 1.0, 2.0), (-3.51, -3.52, -3.53, -3.58), (0, 3)) == [0]
+    assert mixture_fit._next_to_the_best((0.25, 0.5, 1.0, 2.0), (-3.52, -3.51, -3.52, -3.58), (0, 1, 2)) == [0, 1, 2]
+    assert mixture_fit._next_to_the_best((2.0, math.inf, 0.5), (-3.0, -3.2, -3.1), (0, 2)) == [2, 0]  # in any order

@@ -253,9 +253,10 @@ def choose_c_lambda(
     """Choose C_lambda by federated validation, and where this hardly tells, by how far clients' own fits are apart.
 
     Those whose held-out log-likelihood is worse than the best by two standard errors at most, paired over clients that are
-    no outliers, are as good. Of these the smallest is taken that is not below what the spread of clients' own fits says, or
-    the largest if all are below. Clients hold rows out three times, and fit all candidates on the others, in lockstep and
-    from one start. Who is an outlier is judged by most candidates. Parameters are those of `fit_mixture`.
+    no outliers, are as good, if all between them and the best are so too. Of these the smallest is taken that is not below
+    what the spread of clients' own fits says, or the largest if all are below. Clients hold rows out three times, and fit
+    all candidates on the others, in lockstep and from one start. Who is an outlier is judged by most candidates. Parameters
+    are those of `fit_mixture`.
     """
     return _validated(rows, _How(family, seed, rounds, tol, start, reject, drive, options), n_components, candidates)[0]
 
@@ -272,11 +273,27 @@ def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[
     good = _good([fit for own in fits for fit in own], held[0])
     n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
     scores, level = _as_good(total[:, good], n)
+    level = _next_to_the_best(candidates, scores, level)
     freest = candidates.index(min(candidates))
     least = _least(candidates, [own[freest] for own in fits], good) if how.squared else min(candidates)
     enough = [i for i in level if candidates[i] >= least]
     best = min(enough, key=candidates.__getitem__) if enough else max(level, key=candidates.__getitem__)
     return Choice(tuple(candidates), scores, best), total[freest] - total[best] > _CLEARLY
+
+
+def _next_to_the_best(candidates: Sequence[float], scores: Sequence[float], level: Sequence[int]) -> list[int]:
+    """Which of those that are as good as the best have none between them and the best that is not.
+
+    One client that loses much makes the standard error of a difference as large as the difference: a strong penalty would
+    count as good where weaker ones, under which that client loses less, are clearly worse than the best.
+    """
+    order = sorted(range(len(candidates)), key=candidates.__getitem__)
+    low = high = order.index(max(level, key=scores.__getitem__))
+    while low > 0 and order[low - 1] in level:
+        low -= 1
+    while high + 1 < len(order) and order[high + 1] in level:
+        high += 1
+    return order[low : high + 1]
 
 
 def _least(candidates: Sequence[float], fits: Sequence[MixtureFit], good: Tensor) -> float:
