@@ -15,7 +15,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 DISTRIBUTION = {
     "sklearn": "scikit-learn",
     "annotated_types": "annotated-types",
-    "pydantic_core": "pydantic",
 }  # where it is not called like its module
 OPTIONAL = ("coterie.engines.flower.",)
 

@@ -36,9 +36,9 @@ class OrWord:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """Tell pydantic how to check it."""
-        from pydantic_core import core_schema
+        from pydantic import PlainValidator
 
-        return core_schema.no_info_plain_validator_function(self._checked)
+        return PlainValidator(self._checked).__get_pydantic_core_schema__(source, handler)
 
     def _checked(self, value: Any) -> float | str:
         if value in (self.word, float("inf")):
