@@ -9,7 +9,7 @@ from coterie.data.draws import First, Fold, Share
 from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part, Scaled, View
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.engines.private import reveal
-from coterie.protocol import Ask, ByCluster, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, ByCluster, Lowest, Mean, Stack, Sum, Tensors, WeightedMean
 
 __all__ = ["ASK", "HELLO", "PROTOCOL", "Answers", "Hello", "Introduction", "Question", "Refusal", "State"]
 
@@ -147,6 +147,7 @@ for _kind in (
     WeightedMean,
     ByCluster,
     Stack,
+    Lowest,
     Part,
     Folded,
     Scaled,
