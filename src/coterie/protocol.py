@@ -446,12 +446,16 @@ class Replies:
         Clients that were asked and were late or failed.
     elapsed : float
         Seconds that it took, by the engine's clock; 0 without one.
+    bytes_up, bytes_down : int
+        What the answers took, and what was sent, as a federation would send it.
     """
 
     values: Mapping[str, Any]
     ids: Tensor
     missing: Tensor
     elapsed: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
     @property
     def n(self) -> int:

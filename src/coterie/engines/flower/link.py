@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from coterie.engines.flower.messages import ASK, HELLO, Answers, Hello, Introduction, Question, Refusal
+from coterie.engines.flower.messages import ASK, HELLO, Batch, Hello, Introduction, Refusal, Reply
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.errors import CoterieError
 
@@ -30,7 +30,7 @@ class Node:
 class Called:
     """What came of a call: answers, and why others did not answer, by the names of the nodes."""
 
-    answers: dict[str, Answers] = field(default_factory=dict)
+    answers: dict[str, Reply] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -84,10 +84,10 @@ class Link:
     # -- questions ----------------------------------------------------------------------------------------------------
     def call(
         self,
-        questions: Mapping[str, Question],
+        questions: Mapping[str, Batch],
         sizes: Mapping[str, int],
         enough: int,
-        check: Callable[[Answers], None],
+        check: Callable[[Reply], None],
         patience: float,
     ) -> Called:
         """Ask nodes, and wait until enough clients have answered, all have who could be asked, or the time is over.
@@ -126,7 +126,7 @@ class Link:
         called.failed |= dict.fromkeys(questions.keys() - asked.keys() - busy, "is away")
         return called
 
-    def _ask(self, questions: Mapping[str, Question]) -> dict[str, str]:
+    def _ask(self, questions: Mapping[str, Batch]) -> dict[str, str]:
         """Push questions to who is there and free.  -> the messages, by the names of these nodes"""
         if not questions:
             return {}
@@ -139,11 +139,11 @@ class Link:
             pushed[name] = node.waiting = self._push(questions[name], ASK, node.address)
         return pushed
 
-    def _take(self, name: str, reply: Message, check: Callable[[Answers], None], called: Called) -> None:
+    def _take(self, name: str, reply: Message, check: Callable[[Reply], None], called: Called) -> None:
         """Note an answer that can be used, or why it cannot."""
         try:
             said = _content(reply)
-            if not isinstance(said, Answers) or said.node != name:
+            if not isinstance(said, Reply) or said.node != name:
                 raise CoterieError("answers another request")
             check(said)
             called.answers[name] = said
