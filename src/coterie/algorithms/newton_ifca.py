@@ -30,7 +30,7 @@ __all__ = [
 
 _DRAWN = 4  # clients that are asked for their own models, for every start
 _FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
-_STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
+_STILL = 1e-3  # a move, relative to the largest parameter, after which nothing more is expected
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ def newton_ifca(
             state = replace(state, round=state.round + 1, left=state.left - 1)
             if got is not None and got.n:
                 state = _moved(state, got, problem, penalty)
+            if grows and state.theta.shape[1] > starts:
+                state = _best(state, starts)
             yield Save(state)
         if grows:
             state = _best(state)
@@ -165,18 +167,18 @@ def _moved(state: State, got: Replies, problem: Problem, penalty: Tensor) -> Sta
     )  # fmt: skip
 
 
-def _best(state: State) -> State:
-    """The best of the starts, in every fit."""
-    best = worst_if_nan(state.objective).argmin(1)
-    at = torch.arange(len(best))
-    theta, noise, objective = (value[at, best][:, None] for value in (state.theta, state.noise, state.objective))
+def _best(state: State, n: int = 1) -> State:
+    """The best n of the starts, in every fit."""
+    best = worst_if_nan(state.objective).argsort(dim=1, stable=True)[:, :n]  # [F, n]
+    at = torch.arange(len(best))[:, None]
+    theta, noise, objective = (value[at, best] for value in (state.theta, state.noise, state.objective))
     return replace(state, theta=theta, noise=noise, objective=objective)
 
 
 def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algorithm:
     """Own models of clients that are served badly, and that would serve others too.  -> [F, J, P], or None
 
-    What helps one client only is an outlier's; so some more are drawn, and those taken whose models help everybody most.
+    What helps one client only is an outlier's; so some more are drawn, and those go on whose models help everybody most.
     """
     n_clusters = found.theta.shape[2]
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
@@ -191,6 +193,8 @@ def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algor
         return None
     fits = torch.arange(len(picks))[:, None]
     models = own["theta"][torch.from_numpy(place).view(picks.shape), fits]  # [F, L, P]
+    if problem.is_regression:  # a step costs little: all make one, which tells as well who helps most
+        return models
     told = yield Ask(
         candidate_gain, {**shared, "models": models}, {"gain": Sum()}, fresh=problem.fresh, scratch=kept["scratch"]
     )
