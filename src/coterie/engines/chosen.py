@@ -29,7 +29,7 @@ class AnyEngine(Engine, Protocol):
 
     @property
     def heard(self) -> Tensor | None:
-        """[M] answers of each client that counted; None where participation is drawn by key and can be drawn again."""
+        """[M] answers of each client to the first run; None where participation is drawn by key and can be drawn again."""
 
     def run(self, programs: Sequence[Program], **how: Any) -> Finished:
         """Run programs side by side: see `drive`."""

@@ -379,7 +379,7 @@ def _same_names(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def finish(ask: Ask, answer: Answer, asked: Tensor, elapsed: float, *, fresh: bool = True) -> Replies:
-    """Make of the merged parts what the algorithm sees; `fresh` says whether clients are sent what private state begins with."""
+    """Make of the merged parts what the algorithm sees; `fresh`: clients are sent what private state begins with."""
     values = {name: ask.fold[name].finish({k: v[0] for k, v in part.items()}) for name, part in answer.parts.items()}
     missing = asked[:0] if len(answer.ids) == len(asked) else asked[~torch.isin(asked, answer.ids)]
     sent = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]

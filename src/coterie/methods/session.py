@@ -32,14 +32,14 @@ from coterie.participation import Clock, Everyone, Participation, Sampled
 from coterie.protocol import Ask, Replies
 
 __all__ = [
-    "Answered", "On", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for", "newcomers", "prepare",
-    "shown_and_judged",
+    "VALIDATION", "Answered", "On", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
+    "newcomers", "prepare", "shown_and_judged",
 ]  # fmt: skip
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
 
 _EVERYONE = ("prepare", "step size", "one model each", "baselines", None)  # else a share of the clients takes part
-_VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
+VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
 _SUPPORT = 0.5  # rows of a new client that place it; the others judge
 _READY = 12  # engines that are kept: rows are asked again and again
 
@@ -113,7 +113,7 @@ class Session:
         Parameters
         ----------
         state : type or sequence of types
-            Of the programs' states.
+            Of the programs' states. Where they differ, the first program is what the phase is about, and is told of alone.
         total : int
             Rounds that are expected.
         policy, clock
@@ -125,7 +125,7 @@ class Session:
         share = 1.0 if phase in _EVERYONE else self.options.training.participation
         policy = policy or (Sampled(share) if share < 1 else Everyone())
         engine.set_up(participation=policy, clock=clock, seed=self.options.seed, store=phase)
-        told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))
+        told = None if watch is None or phase is None else _teller(watch, phase, total, isinstance(state, Sequence))
         how: dict[str, Any] = {"checkpoint": self._checkpoint(phase), "every": self.every, "state_type": state}
         self._running.append((id(rows), False))
         try:
@@ -188,6 +188,14 @@ class Session:
         return self.folder / "checkpoints" / f"{phase.replace(' ', '-')}.safetensors"
 
 
+def _teller(watch: Watch, phase: str, total: int, first_only: bool) -> Callable[[Round], None]:
+    def told(done: Round) -> None:
+        if done.run == 0 or not first_only:
+            watch(phase, done, max(total, done.round))
+
+    return told
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What training and measuring start from: rows that are scaled, a model, and how clients train it."""
@@ -204,7 +212,7 @@ class Prepared:
     @cached_property
     def validation(self) -> tuple[Ragged, Ragged]:
         """Training rows without some, and these, by which starts, numbers and penalties are chosen."""
-        return self.rows.split(_VALIDATION, seed=self.seed, purpose="validation")
+        return self.rows.split(VALIDATION, seed=self.seed, purpose="validation")
 
 
 def shown_and_judged(rows: Ragged | None, rule: Rule, *, seed: int, purpose: str) -> tuple[Ragged, Ragged] | None:

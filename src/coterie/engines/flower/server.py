@@ -64,7 +64,7 @@ class OnFlower:
         self.link, self.rows = link, rows
         self.set_up(participation=participation, clock=clock, seed=seed, store=store)
         self.private = RemoteState()
-        self.heard: Tensor = torch.zeros(rows.n_clients, dtype=torch.int64)  # answers of each client that counted
+        self.heard: Tensor = torch.zeros(rows.n_clients, dtype=torch.int64)  # answers of each client to the first run
         self._number = 0  # of the last question
         self._needed: dict[str, int] | None = None  # answers that a checkpoint goes back to; None: there is none
         assert isinstance(rows.x, Tensor)
@@ -168,10 +168,11 @@ class OnFlower:
         ]
         found, events = _send(parts, enough, stacks=True)
         taken = time.perf_counter() - begin
-        out, heard = [], torch.zeros_like(self.heard)
+        out, heard = list[Response](), torch.zeros_like(self.heard)
         for (asks, who), got in zip(groups, found, strict=True):
             answers = {run: joined(ask, got.pieces[run], got.sent[run]) for run, ask in asks.items()}
-            heard[next(iter(answers.values())).ids] = 1  # what is in one message is answered together
+            if any(run_of(at) == 0 for at in asks):
+                heard[next(iter(answers.values())).ids] = 1  # what is in one message is answered together
             elapsed = 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken)
             out.append(Response(answers, elapsed, events if not out else []))
         self.heard += heard
@@ -187,9 +188,7 @@ class OnFlower:
             out[names[place]] = own[np.argsort(self.rows.number[own])]
         return out
 
-    def _question(
-        self, name: str, asks: Mapping[int, Ask], to: Tensor, own: np.ndarray, after: int | None
-    ) -> Question:
+    def _question(self, name: str, asks: Mapping[int, Ask], to: Tensor, own: np.ndarray, after: int | None) -> Question:
         """What a node is asked: what is each client's goes to its own node only."""
         at = torch.searchsorted(to, torch.from_numpy(own))
         mine = {
@@ -333,7 +332,10 @@ class _Message:
         asks, groups = self.parts[part].asks, self.groups[part]
         answers = {n: replies[n].answers[list(self.questions[n]).index(part)] for n in sorted(replies) if n in groups}
         return _Found(
-            {run: [Piece(n, torch.from_numpy(groups[n]), got.parts[run]) for n, got in answers.items()] for run in asks},
+            {
+                run: [Piece(n, torch.from_numpy(groups[n]), got.parts[run]) for n, got in answers.items()]
+                for run in asks
+            },
             {run: sum(_sent(mine[part].asks[run]) for mine in self.questions.values() if part in mine) for run in asks},
         )
 
