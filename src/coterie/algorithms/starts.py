@@ -24,7 +24,8 @@ from coterie.models import Dense, Model
 from coterie.protocol import NOBODY, Ask, Block, ByCluster, Lowest, Replies, Save, Sum, Tensors
 
 __all__ = [
-    "Start", "another_model", "attract", "compete", "first_models", "fit_alone", "nearest_candidate", "potential", "serve",
+    "Start", "another_model", "attract", "compete", "exchanged", "first_models", "first_smallest", "fit_alone",
+    "nearest_candidate", "potential", "serve",
 ]  # fmt: skip
 
 Run = Generator[Ask | Save, Replies | None, Any]
@@ -143,15 +144,35 @@ def _medoids(loss: Tensor, n: int) -> Tensor:
     """
     chosen = torch.zeros(0, dtype=torch.int64)
     for _ in range(n):
-        chosen = torch.cat([chosen, _left(loss, chosen).argmin()[None]])
-    best = float(_left(loss, chosen[:-1])[chosen[-1]])
-    for _ in range(n * len(loss)):
+        chosen = torch.cat([chosen, torch.tensor([first_smallest(_left(loss, chosen))])])
+    return exchanged(loss, chosen, gain=1e-9, most=n * len(loss))[0]  # what differs by rounding is equal
+
+
+def exchanged(loss: Tensor, chosen: Tensor, *, gain: float, most: int) -> tuple[Tensor, int]:
+    """Exchange a chosen candidate for another, while that lowers the total by this share of it.  -> chosen, exchanges
+
+    Parameters
+    ----------
+    loss : Tensor
+        [J, J] what clients that candidate j serves best would lose under each, all together.
+    chosen : Tensor
+        [n] candidates.
+    """
+    chosen, n = chosen.clone(), len(chosen)
+    for number in range(most):
         totals = torch.stack([_left(loss, chosen[torch.arange(n) != k]) for k in range(n)])  # [n, J]
-        k, j = divmod(int(totals.argmin()), len(loss))
-        if not float(totals[k, j]) < (1 - 1e-9) * best:  # what differs by rounding is equal
-            break
-        chosen[k], best = j, float(totals[k, j])
-    return chosen
+        k, j = divmod(first_smallest(totals), len(loss))
+        if not float(totals[k, j]) < (1 - gain) * float(totals[0, chosen[0]]):
+            return chosen, number
+        chosen[k] = j
+    return chosen, most
+
+
+def first_smallest(values: Tensor) -> int:
+    """Number of the smallest, of those that differ by rounding the first; NaN is the largest."""
+    values = worst_if_nan(values.flatten())
+    least = values.min()
+    return int((values <= least + 1e-9 * least.abs()).int().argmax()) if bool(least.isfinite()) else 0
 
 
 def _left(loss: Tensor, chosen: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, 
 from coterie.engines.worker import Answer
 from coterie.errors import RunError
 from coterie.participation import Clock, Participants, Participation, select_participants
-from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, Tensors, run_of, slot
+from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 
 __all__ = ["Engine", "Finished", "Program", "Request", "Response", "Round", "Traffic", "drive", "finish"]
 
-Program = Callable[[Any], Algorithm]  # an algorithm with all its options; given the saved state, or None at the start
+Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
 
 
 @dataclass

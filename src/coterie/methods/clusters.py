@@ -23,7 +23,7 @@ from coterie.methods.cluster_models import ClusterModels, Descended
 from coterie.methods.measuring import Entry
 from coterie.methods.session import Prepared, Session, has_closed_form, model_for, prepare
 from coterie.models import Dense, Model
-from coterie.protocol import Algorithm, Replies, Stack
+from coterie.protocol import Algorithm, Lockstep, Replies, Stack
 
 __all__ = ["check_clusters", "train_clusters"]
 
@@ -126,7 +126,7 @@ def _train_moment_descent(session: Session, made: Prepared, start: Tensor | None
 
 def _mixed_regression(
     session: Session, made: Prepared, start: Tensor | None, n_clusters: int | None, rounds: int
-) -> partial[Algorithm]:
+) -> partial[Lockstep]:
     t, c, m = session.options.training, session.options.clusters, session.options.moments
     assert isinstance(made.model, Dense)
     how = m.model_dump(exclude={"anchors", "min_rows", "further", "swaps", "max_clusters"})
