@@ -72,7 +72,7 @@ def fitted(task: Task, wanted: tuple[str, ...], effort: Effort) -> tuple[dict[st
         program = _mixture(task, effort, found["global"])
         found["mixture"] = run(task, "mixture", program, effort.mixture_rounds, few)
     place = found.pop("map")
-    return {name: found[name] for name in ORDER if name in wanted}, place
+    return {name: found[name] for name in ORDER if name in wanted and name in found}, place
 
 
 def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragged | None = None) -> Any:

@@ -196,16 +196,22 @@ def clusters(
 ) -> Lockstep:
     """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found
 
-    While a number of clusters is judged, the next one grows.
+    While a number of clusters is polished and judged, the next one grows.
     """
-    how: dict[str, Any] = {"problem": problem, "penalties": (penalty,), "rounds": effort.steps, "starts": effort.starts}
-    fits, answers = [(yield from newton_ifca(None, start=base, n_clusters=2, seed=seed, **how))], []
-    for k in range(3, most + 1):
-        grown = newton_ifca(None, start=fits[-1], n_clusters=k, seed=seed, **how)
-        both = yield from together({"judged": answered(judge_clusters_ask(fits[-1], problem)), "grown": grown})
-        answers.append(both["judged"])
-        fits.append(both["grown"])
-    answers.append((yield from answered(judge_clusters_ask(fits[-1], problem))))
+    how: dict[str, Any] = {"problem": problem, "penalties": (penalty,), "rounds": effort.steps}
+    grown: Clusters = base
+    fits, answers = [], []
+    for k in range(2, most + 2):
+        programs: dict[str, Lockstep] = {}
+        if k > 2:
+            programs["judged"] = _polished(grown, how)
+        if k <= most:
+            programs["grown"] = newton_ifca(None, start=grown, n_clusters=k, starts=effort.starts, seed=seed, **how)
+        found = yield from together(programs)
+        grown = found.get("grown", grown)
+        if k > 2:
+            fits.append(found["judged"][0])
+            answers.append(found["judged"][1])
     labels = [got["label"][:, :, 0] for got in answers]
     eligible = tuple(int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2))
     settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
@@ -214,6 +220,12 @@ def clusters(
         [got["margin"][:, -1, 0] for got in answers],
     )
     return Found("clusters", settings, judged, tuple(fits), False, eligible, torch.stack(labels), torch.stack(margins))
+
+
+def _polished(fit: Clusters, how: dict[str, Any]) -> Lockstep:
+    """Let clusters settle as far as they will, and judge them.  -> Clusters, Replies"""
+    done: Clusters = yield from newton_ifca(None, start=fit, n_clusters=fit.theta.shape[2], **how)
+    return done, (yield from answered(judge_clusters_ask(done, how["problem"])))
 
 
 def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Lockstep:
