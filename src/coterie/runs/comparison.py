@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,13 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from coterie.config import DataOptions, FitOptions
+from coterie.data.clients import Clients
 from coterie.errors import ConfigError
+from coterie.methods.session import Watch
 from coterie.report.comparison import write_comparison_report
 from coterie.runs.folder import strict
 from coterie.selection.result import Comparison
-from coterie.selection.text import answer
+from coterie.selection.run import compare
+from coterie.selection.text import answer, fit_command
 
-__all__ = ["about", "check_free", "clients_table", "write_comparison"]
+__all__ = ["Compared", "about", "check_free", "clients_table", "compare_run", "write_comparison"]
 
 
 def check_free(folder: Path) -> None:
@@ -60,6 +65,52 @@ def about(found: Comparison, *, data: Mapping[str, Any], command: str, fit: str 
         }
     )
     return document
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison that is written: what was found, what `compare.json` says, the next command, and the report."""
+
+    found: Comparison
+    document: dict[str, Any]
+    fit: str | None
+    report: Path
+
+
+def compare_run(
+    folder: Path,
+    clients: Clients,
+    chosen: FitOptions,
+    command: str,
+    *,
+    named: DataOptions,
+    quick: bool = False,
+    watch: Watch | None = None,
+    on_flower: bool = False,
+) -> Compared:
+    """Compare, and write the folder.
+
+    Parameters
+    ----------
+    folder : Path
+        A new one.
+    clients : Clients
+        Whom to compare.
+    chosen : FitOptions
+        How the data was asked for, hidden layers, and the seed.
+    command : str
+        What was asked for, to be written down.
+    named : DataOptions
+        The data as the next command is to name it.
+    quick, watch
+        As for `compare`.
+    on_flower : bool
+        Whether the next command runs on the same federation.
+    """
+    found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, quick=quick, watch=watch)
+    fit = fit_command(named, found[found.chosen].fit, seed=chosen.seed, on_flower=on_flower)
+    document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
+    return Compared(found, document, fit, write_comparison(folder, found, document))
 
 
 def write_comparison(folder: Path, found: Comparison, document: Mapping[str, Any]) -> Path:
