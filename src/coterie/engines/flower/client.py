@@ -86,6 +86,8 @@ def answered(records: RecordDict, holding: NodeData) -> RecordDict:
             raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
     except CoterieError as error:
         reply = Refusal(holding.name, error.message, error.hint)
+    for worker in _workers.values():
+        worker.private = {}  # from one message to the next it is in files only
     return to_records(reply)
 
 
@@ -191,7 +193,6 @@ def _answer(asked: Question, holding: NodeData) -> Answers:
     changed = not same(private, worker.private)
     if changed:
         files.keep(asked.state, worker.private)
-    worker.private = {}  # what clients keep is in files only
     parts = {run: found.parts for run, found in answers.items()}
     return Answers(holding.name, asked.state.number, parts, asked.ids, changed, lost)
 
