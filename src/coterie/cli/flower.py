@@ -15,7 +15,7 @@ import typer
 from coterie.cli.arguments import AsJson, Client, Target, free_folder
 from coterie.cli.fit_options import Every, takes_fit_options
 from coterie.errors import ConfigError
-from coterie.runs.screen import err, out, progress, warn
+from coterie.runs.screen import err, following, out, warn
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions
@@ -61,12 +61,13 @@ def up_command(
     target: Target = None,
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Use TLS and authenticated nodes.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start a new process for every message at every node.")] = False,
     folder: Folder = FOLDER,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, and distribute the clients of DATA over the nodes."""
     from coterie.engines.flower.federation import up
 
-    made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls)
+    made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls, warm=not cold)
     out.print(f"SuperLink at {made.address}{' (TLS)' if tls else ''}, {nodes} nodes, each with its share of {data}")
     where = "" if folder == FOLDER else f" --folder {folder}"
     err.print(f"next: coterie flower run --method ifca --clusters 2{where}, then coterie flower down{where}")
@@ -223,13 +224,15 @@ def _run(
         "every": every, "command": "coterie " + shlex.join(sys.argv[1:]),
     }  # fmt: skip
     try:
-        with tempfile.TemporaryDirectory() as place, progress() as watch:
+        with tempfile.TemporaryDirectory() as place, following() as follow:
 
             def listen(event: dict[str, Any]) -> None:
                 if event["event"] == "warning":
                     warn([event["text"]])
-                elif watch is not None:
-                    watch(event["phase"], Round(**event["done"]), event["total"])
+                elif event["event"] == "message":
+                    follow.message(event["asked"])
+                else:
+                    follow.round(event["phase"], Round(**event["done"]), event["total"])
 
             result = submit(write_app(Path(place), config), connection, listen)
     except KeyboardInterrupt:

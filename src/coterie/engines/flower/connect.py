@@ -2,7 +2,7 @@
 """From a Flower grid to clients that can be fitted: wait for nodes, ask who they are, and see that they go together."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -49,6 +49,7 @@ def connect(
     wait: float = 120.0,
     modules: Mapping[str, nn.Module] | None = None,
     poll: float = 0.5,
+    told: Callable[[str], None] = lambda asked: None,
 ) -> Clients:
     """Meet the nodes of a federation.
 
@@ -70,6 +71,8 @@ def connect(
         Networks of one's own, by the names under which nodes have them.
     poll : float
         Seconds between two looks at what has come.
+    told : callable
+        Given what is asked, whenever something is asked.
 
     Returns
     -------
@@ -83,7 +86,7 @@ def connect(
     """
     for name, module in (modules or {}).items():
         register_named(name, module)
-    link = Link(grid, run, timeout=timeout, poll=poll)
+    link = Link(grid, run, timeout=timeout, poll=poll, told=told)
     met = _met(link, nodes, wait)
     said = [met[address] for address in sorted(met, key=lambda a: met[a].node)]
     schema = agreed(said)

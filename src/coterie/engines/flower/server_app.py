@@ -43,7 +43,7 @@ def _serve(grid: Grid, config: Any) -> None:
     strategy = CoterieStrategy(**chosen.model_dump(exclude_unset=True))
     strategy.start(
         grid, nodes=config["nodes"], timeout=config["timeout"], folder=folder, command=config["command"],
-        every=config["every"], watch=_watch, begun=_begun,
+        every=config["every"], watch=_watch, begun=_begun, told=_asked,
     )  # fmt: skip
     fitted = strategy.fitted_
     assert fitted is not None
@@ -58,6 +58,10 @@ def _watch(phase: str, done: Round, total: int) -> None:
     counted = {"run": done.run, "round": done.round, "seconds": done.seconds, "participants": done.participants}
     counted |= {"bytes_up": done.bytes_up, "bytes_down": done.bytes_down, "time": done.time}
     tell("round", phase=phase, total=total, done={**counted, "info": shown})
+
+
+def _asked(what: str) -> None:
+    tell("message", asked=what)
 
 
 def _begun(left_out: list[str]) -> None:

@@ -81,6 +81,7 @@ class CoterieStrategy(Strategy):
         every: float = 2.0,
         watch: Watch | None = None,
         begun: Callable[[list[str]], None] = lambda left_out: None,
+        told: Callable[[str], None] = lambda asked: None,
     ) -> Result:
         """Fit, and hand over models in the manner of Flower: ``"0/..."``, ``"1/..."`` are those of the clusters.
 
@@ -104,10 +105,12 @@ class CoterieStrategy(Strategy):
             Told of every round: (phase, what happened, rounds of the phase).
         begun : callable
             Told that the run has begun, and what is not used of the data.
+        told : callable
+            Given what is asked, whenever the nodes are asked.
         """
         chosen = self.options if num_rounds is None else _with_rounds(self.options, num_rounds)
         name = _identity(folder)
-        clients = _clients(grid, chosen, name, nodes=nodes, timeout=timeout, modules=self.modules)
+        clients = _clients(grid, chosen, name, nodes=nodes, timeout=timeout, modules=self.modules, told=told)
         module = next(iter(self.modules.values()), None)
         if folder is None:
             self.fitted_ = fit(clients, chosen, watch=watch, module=module)
