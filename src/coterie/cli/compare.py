@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_command"]
 
-_NEW_CLIENTS = 0.2  # share that is held out, when nobody says
-_FEW = 10  # clients: of fewer, none is held out
-
 
 def compare_command(
     data: Data,
@@ -63,10 +60,11 @@ def compare_command(
     from coterie.config import options
     from coterie.runs.comparison import check_free, compare_run
     from coterie.runs.show import show_comparison
+    from coterie.selection.run import NEW_CLIENTS
 
     said = data_tree(
         data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
-        test_size=test_size, new_clients=_NEW_CLIENTS if new_clients is None else new_clients,
+        test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
@@ -89,9 +87,11 @@ def compare_command(
 
 def _read(chosen: "FitOptions", *, default: bool) -> "tuple[Clients, FitOptions]":
     """Read clients; of very few, none is held out unless that was asked for. What was done is said too."""
+    from coterie.selection.run import FEW
+
     clients = read_clients(chosen)
     held = 0 if clients.newcomers is None else clients.newcomers.n_clients
-    if default and held and clients.n_clients + held < _FEW:
+    if default and held and clients.n_clients + held < FEW:
         chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"new_clients": 0.0})})
         clients = read_clients(chosen)
     return clients, chosen
