@@ -30,7 +30,8 @@ __all__ = [
 
 _DRAWN = 4  # clients that are asked for their own models, for every start
 _FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
-_STILL = 1e-3  # a move, relative to the largest parameter, after which nothing more is expected
+_STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
+_SETTLED = 1e-3  # and after which it is known which clients belong together, so that clusters may grow again
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def newton_ifca(
     start : Clusters
         Where to begin: at the models of `n_clusters` clusters, or at fewer, which were fitted.
     n_clusters : int
-        How many are wanted. What is grown has one setting: in every fit the best of the starts.
+        How many are wanted. What is grown has one setting: in every fit the best of the starts, not polished: to begin at
+        it again polishes.
     penalties : tuple of float
         Of squared weights, for the mean loss of a row and unit noise: one for every setting, or one for all.
     rounds : int
@@ -127,7 +129,7 @@ def newton_ifca(
             got = yield _step_ask(state, problem)
             state = replace(state, round=state.round + 1, left=state.left - 1)
             if got is not None and got.n:
-                state = _moved(state, got, problem, penalty)
+                state = _moved(state, got, problem, penalty, _SETTLED if grows else _STILL)
             if grows and state.theta.shape[1] > starts:
                 state = _best(state, starts)
             yield Save(state)
@@ -152,18 +154,18 @@ def _step_ask(state: State, problem: Problem) -> Ask:
     )  # fmt: skip
 
 
-def _moved(state: State, got: Replies, problem: Problem, penalty: Tensor) -> State:
-    """Take Newton's step; a step that hardly moves anything is the last."""
+def _moved(state: State, got: Replies, problem: Problem, penalty: Tensor, still: float) -> State:
+    """Take Newton's step; one that moves nothing by more than `still` is the last."""
     pull = penalty * got["rows"][..., None]  # [F, J, K, P]
     a = got["hessian"] + torch.diag_embed(pull + 1e-9 * (1 + got["rows"][..., None]))
     step = torch.linalg.solve(a, got["gradient"] + pull * state.theta)
     if not problem.is_regression:
         step = step.clamp(-_FAR, _FAR)
     common = got["there"] / got["precision"] if problem.is_regression else state.noise
-    still = float(step.abs().max()) < _STILL * (1 + float(state.theta.abs().max()))
+    last = float(step.abs().max()) < still * (1 + float(state.theta.abs().max()))
     return replace(
         state, theta=state.theta - step, noise=common, objective=got["objective"],
-        hessian=got["curvature"][:, 0] / got["n"][..., None].clamp(min=1), left=0 if still else state.left,
+        hessian=got["curvature"][:, 0] / got["n"][..., None].clamp(min=1), left=0 if last else state.left,
     )  # fmt: skip
 
 

@@ -144,23 +144,24 @@ def measure_beside(
         What clients keep of the method, in place of what `beside` has.
     """
     kept, later = beside.private if private is None else private, _later(session, made, beside)
-    entries = {entry.run: entry}
+    entries = {"": entry}
     if later.theta is not None:
-        entries[_GLOBAL] = Entry(_GLOBAL, measure_placed_ask(made.model, later.theta[None]))
-    own = None if later.local is None else Entry(later.local, measure_own_ask(made.model), newcomers=False)
-    if own is not None and later.private is beside.private:
-        entries[own.run] = own
-    found = dict(zip(entries, measure(session, made, list(entries.values()), kept), strict=True))
-    if own is not None and own.run not in found:
-        found[own.run] = measure(session, made, [own], later.private)[0]
-    scores = [score(made, name, found[entry.run])]
-    per_client = _per_client(made, found[entry.run])
-    for run, which in ((_GLOBAL, "global"), (later.local, "local")):
-        if run is not None and run in found:
-            scores.append(score(made, (which, _label(made, which)), found[run]))
-            test = found[run].test
-            per_client |= {} if test is None else {f"metric_{which}": metric(made, test.metric)}
-    return found[entry.run], scores, per_client
+        entries["global"] = Entry(_GLOBAL, measure_placed_ask(made.model, later.theta[None]))
+    own = {} if later.local is None else {"local": Entry(later.local, measure_own_ask(made.model), newcomers=False)}
+    apart = later.private is not beside.private
+    found = _measured(session, made, entries if apart else entries | own, kept)
+    if apart and own:
+        found |= _measured(session, made, own, later.private)
+    names = {"": name} | {which: (which, _label(made, which)) for which in _LABELS}
+    per_client = _per_client(made, found[""])
+    for which in _LABELS:
+        if which in found and (test := found[which].test) is not None:
+            per_client[f"metric_{which}"] = metric(made, test.metric)
+    return found[""], [score(made, names[which], one) for which, one in found.items()], per_client
+
+
+def _measured(session: Session, made: Prepared, entries: dict[str, Entry], private: Any) -> dict[str, Outcome]:
+    return dict(zip(entries, measure(session, made, list(entries.values()), private), strict=True))
 
 
 def _later(session: Session, made: Prepared, beside: Beside) -> Beside:

@@ -72,7 +72,7 @@ def fitted(task: Task, wanted: tuple[str, ...], effort: Effort) -> tuple[dict[st
         program = _mixture(task, effort, found["global"])
         found["mixture"] = run(task, "mixture", program, effort.mixture_rounds, few)
     place = found.pop("map")
-    return {name: found[name] for name in ORDER if name in wanted}, place
+    return {name: found[name] for name in ORDER if name in wanted and name in found}, place
 
 
 def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragged | None = None) -> Any:
@@ -118,7 +118,7 @@ def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
 
 
 def _best_penalty(common: Found, judged: Tensor) -> int:
-    means = common.judged.score[:, judged].mean(1)
+    means = common.judged.score[:, judged & (common.judged.rows > 0)].mean(1)
     return max((j for j, setting in enumerate(common.settings) if "penalty" in setting), key=lambda j: float(means[j]))
 
 

@@ -6,7 +6,7 @@ needs of another (everything begins with the model for all) is handed on.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,11 +102,18 @@ def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
 
 
 def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
-    """Ask everybody, where there is no going on without all answers."""
+    """Ask everybody for values of their own; who does not answer counts as a client without rows: with zeros."""
     got = yield ask
-    if got is None or len(got.missing):
-        raise RunError("a client did not say how it is served", "see that all nodes are there, and compare again")
-    return got
+    if got is None or not got.n:
+        raise RunError("nobody answers how it is served", "see that the nodes are there, and compare again")
+    if not len(got.missing):
+        return got
+    ids = torch.cat([got.ids, got.missing]).sort().values
+    values = {}
+    for name, value in got.values.items():
+        values[name] = value.new_zeros(len(ids), *value.shape[1:])
+        values[name][torch.searchsorted(ids, got.ids)] = value
+    return replace(got, values=values, ids=ids, missing=ids[:0])
 
 
 def common_model(problem: Problem, effort: Effort) -> Algorithm:
@@ -196,24 +203,40 @@ def clusters(
 ) -> Lockstep:
     """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found
 
-    While a number of clusters is judged, the next one grows.
+    While a number of clusters is polished and judged, the next one grows.
     """
-    how: dict[str, Any] = {"problem": problem, "penalties": (penalty,), "rounds": effort.steps, "starts": effort.starts}
-    fits, answers = [(yield from newton_ifca(None, start=base, n_clusters=2, seed=seed, **how))], []
-    for k in range(3, most + 1):
-        grown = newton_ifca(None, start=fits[-1], n_clusters=k, seed=seed, **how)
-        both = yield from together({"judged": answered(judge_clusters_ask(fits[-1], problem)), "grown": grown})
-        answers.append(both["judged"])
-        fits.append(both["grown"])
-    answers.append((yield from answered(judge_clusters_ask(fits[-1], problem))))
+    how: dict[str, Any] = {"problem": problem, "penalties": (penalty,), "rounds": effort.steps}
+    grown: Clusters = base
+    fits, answers = [], []
+    for k in range(2, most + 2):
+        programs: dict[str, Lockstep] = {}
+        if k > 2:
+            programs["judged"] = _polished(grown, how)
+        if k <= most:
+            programs["grown"] = newton_ifca(None, start=grown, n_clusters=k, starts=effort.starts, seed=seed, **how)
+        found = yield from together(programs)
+        grown = found.get("grown", grown)
+        if k > 2:
+            fits.append(found["judged"][0])
+            answers.append(found["judged"][1])
     labels = [got["label"][:, :, 0] for got in answers]
-    eligible = tuple(int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2))
+    there = [(got["rows"] > 0).flatten(1).any(1) for got in answers]  # [M] who was there
+    eligible = tuple(
+        int(torch.bincount(label[who, -1], minlength=k).min()) >= least
+        for k, (label, who) in enumerate(zip(labels, there, strict=True), 2)
+    )
     settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
     judged, margins = (
         joined([judged_rows(got, problem) for got in answers]),
         [got["margin"][:, -1, 0] for got in answers],
     )
     return Found("clusters", settings, judged, tuple(fits), False, eligible, torch.stack(labels), torch.stack(margins))
+
+
+def _polished(fit: Clusters, how: dict[str, Any]) -> Lockstep:
+    """Let clusters settle as far as they will, and judge them.  -> Clusters, Replies"""
+    done: Clusters = yield from newton_ifca(None, start=fit, n_clusters=fit.theta.shape[2], **how)
+    return done, (yield from answered(judge_clusters_ask(done, how["problem"])))
 
 
 def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Lockstep:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From clients and options to personal models: prepare, train (in stages, by a clock), compare with baselines, measure."""
 
-from collections.abc import Callable, Generator
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +24,11 @@ from coterie.methods.personal.plan import Plan, check_plan, plan, prepare_person
 from coterie.methods.personal.scores import spread
 from coterie.methods.session import On, Prepared, Session
 from coterie.participation import Clock, WallClock, select_participants
-from coterie.protocol import Ask, Replies, Save
+from coterie.protocol import Ask, Lockstep, Save
 
 __all__ = ["check_personal", "train_personal"]
 
-_MEASURES = 50  # times that held-out rows are looked at on the way, about
-_FAR_MEASURES = 5  # where every look is a message
+_LOOKS = 8  # at held-out rows on the way, at most: each is a message
 
 
 def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
@@ -71,7 +71,7 @@ def _clock(clients: Clients, options: FitOptions, given: Given) -> Clock | None:
 def _measured(how: Plan, made: Prepared, session: Session) -> Program:
     """Look at held-out rows on the way, as clients would fare if training ended there; nothing is changed by it."""
     rounds = session.options.training.rounds
-    step = max(1, rounds // (_FAR_MEASURES if isinstance(made.rows, RemoteRows) else _MEASURES))
+    step = max(1, math.ceil(rounds / _LOOKS))
 
     def judge(state: Any) -> dict[str, float]:
         inner = _inner(state)
@@ -85,11 +85,9 @@ def _measured(how: Plan, made: Prepared, session: Session) -> Program:
     return lambda state: _told(how.program(state), judge)
 
 
-def _told(
-    inner: Generator[Ask | Save, Replies | None, Any], judge: Callable[[Any], dict[str, float]]
-) -> Generator[Ask | Save, Replies | None, Any]:
+def _told(inner: Lockstep, judge: Callable[[Any], dict[str, float]]) -> Lockstep:
     """Pass an algorithm on, and add to what a round says."""
-    replies: Replies | None = None
+    replies: Any = None
     while True:
         try:
             wanted = inner.send(replies)
