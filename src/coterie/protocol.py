@@ -428,7 +428,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Save:
-    """The state after a round, all that is needed to go on, and what a person would like to see of the round."""
+    """The state after a round, all that is needed to go on, and what a person would like to see of the round.
+
+    What was asked beside the engine that drives the algorithm is told as `traffic`: messages, bytes_up and bytes_down.
+    """
 
     state: Any
     info: Mapping[str, Any] = field(default_factory=dict)

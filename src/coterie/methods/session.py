@@ -4,7 +4,7 @@
 A fit that was killed is continued by doing all phases again: those that had ended are only read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
 from coterie.models import Dense, Model, Network
 from coterie.participation import Clock, Everyone, Participation, Sampled
-from coterie.protocol import Ask, Replies
+from coterie.protocol import Ask, Replies, Tensors
 
 __all__ = [
     "VALIDATION", "Answered", "On", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
@@ -100,7 +100,7 @@ class Session:
     folder: Path | None = None
     every: float = 2.0
     watch: Watch | None = None
-    traffic: Traffic = field(default_factory=Traffic, init=False, repr=False, compare=False)
+    traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -156,8 +156,11 @@ class Session:
         """Put several runs' questions to everyone; what clients keep after that is in `private`, as far as it is here."""
         return self.exchange([On(rows, asks, private)])[0].replies
 
-    def exchange(self, parts: Sequence[On]) -> list[Answered]:
-        """Put questions on several sets of rows, each of them once, in one message; outside any round."""
+    def exchange(self, parts: Sequence[On], traffic: Traffic | None = None) -> list[Answered]:
+        """Put questions on several sets of rows, each of them once, in one message; outside any round.
+
+        It is counted in `traffic`, or as the session's.
+        """
         requests = []
         for part in parts:
             engine = self.engine(part.rows, asks=True)
@@ -166,8 +169,13 @@ class Session:
                 engine.private = part.private
             requests.append(Request(engine, part.asks, part.after))
         found = requests[0].engine.exchange(requests)
-        self.traffic.count(reply for replies in found for reply in replies.values())
+        (traffic or self.traffic).count(reply for replies in found for reply in replies.values())
         return [Answered(replies, request.engine.private) for replies, request in zip(found, requests, strict=True)]
+
+    def revealed(self, rows: Ragged, runs: Sequence[int], names: Collection[str]) -> list[Tensors]:
+        """These fields of what runs on these rows have left with clients, where a method says that they may be known."""
+        self.traffic.messages += 1
+        return self.engine(rows).revealed(runs, names)
 
     def kept_word(self, name: str, word: str) -> str:
         """Keep a word of the first time, or say what was kept: for choices that a resumed run must not make anew."""

@@ -14,7 +14,7 @@ from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.engines.chosen import AnyEngine
-from coterie.engines.drive import Program, Round
+from coterie.engines.drive import Program, Round, Traffic
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_beside
@@ -73,19 +73,20 @@ def _measured(how: Plan, made: Prepared, session: Session) -> Program:
     rounds = session.options.training.rounds
     step = max(1, math.ceil(rounds / _LOOKS))
 
-    def judge(state: Any) -> dict[str, float]:
+    def judge(state: Any) -> dict[str, Any]:
         inner = _inner(state)
         if made.test is None or (inner.round % step and inner.round != rounds):
             return {}
         found, kept = _begun(how, made, state), copied(session.engine(made.rows).private)
         learn = On(made.rows, {0: found.learn_ask(kept)}, kept)
-        _, got = session.exchange([learn, On(made.test, {0: found.judge_ask()}, after=0)])
-        return {"test_metric": overall(made, Measured(**got[0].values))}
+        traffic = Traffic()
+        _, got = session.exchange([learn, On(made.test, {0: found.judge_ask()}, after=0)], traffic)
+        return {"test_metric": overall(made, Measured(**got[0].values)), "traffic": vars(traffic)}
 
     return lambda state: _told(how.program(state), judge)
 
 
-def _told(inner: Lockstep, judge: Callable[[Any], dict[str, float]]) -> Lockstep:
+def _told(inner: Lockstep, judge: Callable[[Any], dict[str, Any]]) -> Lockstep:
     """Pass an algorithm on, and add to what a round says."""
     replies: Any = None
     while True:
