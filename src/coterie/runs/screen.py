@@ -137,6 +137,8 @@ def _said(info: Mapping[str, Any]) -> str:
     if "movement" in info:
         moved = sorted(info["movement"])
         return f"moment descent: {len(moved)} anchors, moved by {moved[len(moved) // 2]:.3g}"
+    if "running" in info:
+        return ", ".join(info["running"])
     said = f"loss {info['loss']:.4g}" if "loss" in info else ""
     if "sizes" in info:
         said += f"  sizes {' '.join(map(str, info['sizes']))}"
