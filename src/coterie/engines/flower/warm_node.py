@@ -201,8 +201,10 @@ def _stamps(data: object) -> list[list[object]]:
     if data is None:
         return []
     path = Path(str(data))
-    files = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
-    return [[str(file), *_stamp(file)] for file in files]
+    inside: list[Path] = []
+    with suppress(OSError):  # a file, or nothing that can be read: the process will say so
+        inside = sorted(path.iterdir())
+    return [[str(file), *_stamp(file)] for file in (path, *inside)]
 
 
 def _stamp(file: Path) -> list[int]:
