@@ -125,7 +125,11 @@ def _facts(run: Run) -> list[Fact]:
     facts = [Fact("clients", count(info.get("n_clients")), f"{count(info.get('n_judged'))} scored")]
     if groups.get("stability") is not None:
         facts.append(Fact("stability of groups", fixed(groups["stability"], 2), "adjusted Rand index; 1 is perfect"))
-    told = (("outliers", "no shared model fits"), ("too_small", "too few rows to be scored"), ("absent", "did not answer"))
+    told = (
+        ("outliers", "no shared model fits"),
+        ("too_small", "too few rows to be scored"),
+        ("absent", "did not answer"),
+    )
     for name, words in told:
         if info.get(name):
             facts.append(Fact(name.replace("_", " "), count(len(info[name])), words))

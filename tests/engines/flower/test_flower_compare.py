@@ -17,6 +17,7 @@ from coterie.engines.flower.strategies import CoterieStrategy, compare
 from coterie.errors import RunError
 from coterie.runs.comparison import Compared, answers_of
 from coterie.selection.result import Comparison
+from coterie.studies.compare_planted import CASES, Settings, planted_clients
 from flower_grid import MemoryGrid, connected, dealt, plain_schema
 from planted import planted
 
@@ -155,3 +156,20 @@ def test_networks_are_compared_where_rows_are_at_hand(rows: Ragged, tmp_path: Pa
     assert isinstance(clients, Clients)
     with pytest.raises(coterie.ConfigError, match="at hand"):
         coterie.compare(clients, hidden=(4,))
+
+
+@pytest.mark.study
+@pytest.mark.parametrize("number", range(20))
+def test_planted_structures_are_found_alike_by_nodes_with_one_client_each(number: int, tmp_path: Path) -> None:
+    """Every case of the study compare-planted, two or three times."""
+    settings, case = Settings(), CASES[number % len(CASES)]
+    pooled = planted_clients(settings, case, number)
+    rows = planted_clients(settings, case, number, test_size=0.0).train
+    here = coterie.compare(pooled, quick=True, seed=number)
+    clients, _ = connected(rows, tmp_path, nodes=settings.clients, test_size=0.2, seed=number)
+    there = coterie.compare(clients, quick=True, seed=number)
+    assert there.chosen == here.chosen
+    for one in there.structures:
+        assert one.setting == here[one.name].setting
+        assert one.score == pytest.approx(here[one.name].score, abs=1e-6)
+    print(f"{case.name}, seed {number}: {there.chosen} {there[there.chosen].setting}")
