@@ -12,8 +12,8 @@ from coterie.algorithms import averaging, srpfl
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
-from coterie.engines.chosen import AnyEngine
 from coterie.engines.drive import Program, Round
+from coterie.engines.engine_for import AnyEngine
 from coterie.engines.private import RemoteState
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import add_baselines, overall
