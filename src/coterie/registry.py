@@ -518,6 +518,11 @@ def abouts(kind: type) -> dict[str, str]:
     return found
 
 
+_TRAINING = "coterie.report.sections:training"
+_CLUSTERS = (_TRAINING, "coterie.report.sections:clusters")
+_PERSONAL = ("coterie.report.personal:personal", _TRAINING)
+
+
 @dataclass(frozen=True)
 class Method:
     """One method: all that the command line, estimators, `auto`, Flower and the docs know of it.
@@ -553,6 +558,9 @@ class Method:
         Hints for options that are not its own: what to give in their place.
     refusal : str
         Why options that are not its own are refused.
+    sections : tuple of str
+        What its report shows between the comparison and the clients: functions of `coterie.report` or of one's own, as
+        "module:function", each from a run to a section, or to None.
     """
 
     name: str
@@ -569,6 +577,7 @@ class Method:
     variant: Callable[[Any], str] | None = None
     instead: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
+    sections: tuple[str, ...] = (_TRAINING,)
 
     @property
     def takes(self) -> dict[str, list[Option]]:
@@ -616,57 +625,58 @@ def register(method: Method) -> None:
 for _method in (
     Method(
         "ifca", "IFCA", "groups of clients, one model per group", "clusters", "clusters", IFCAOptions, "IFCA",
-        "Ghosh et al., 2020", instead=_OF_CLUSTERS,
+        "Ghosh et al., 2020", instead=_OF_CLUSTERS, sections=_CLUSTERS,
     ),
     Method(
         "moment-descent", "Moment descent", "groups of clients, one linear regression per group, found from any start",
         "clusters", "clusters", MomentDescentOptions, "MixedRegression", "Su et al., 2022",
-        instead=_OF_CLUSTERS | _OWN_START,
+        instead=_OF_CLUSTERS | _OWN_START, sections=("coterie.report.descent:descent", *_CLUSTERS),
     ),
     Method(
         "mixture", "Mixture (FedGrEM)", "each client's rows are a mixture, and some clients may be outliers", "mixture",
         "mixture", MixtureOptions, "FederatedMixture", "Tian et al., 2024", instead=_OF_MIXTURES,
+        sections=("coterie.report.mixture:components", "coterie.report.outliers:outliers", _TRAINING),
     ),
     Method(
         "fedrep", "FedRep", "a shared representation, and a personal head for each client", "representation", "personal",
         FedRepOptions, "FedRep", "Collins et al., 2021", "coterie.algorithms.fedrep:fedrep", 1, "SRPFL",
-        instead=_IN_PASSES,
+        instead=_IN_PASSES, sections=_PERSONAL,
     ),
     Method(
         "lg-fedavg", "LG-FedAvg", "a personal representation for each client, and a shared head", "representation",
         "personal", SplitOptions, "LGFedAvg", "Liang et al., 2020", "coterie.algorithms.lg_fedavg:lg_fedavg", -2, "LG-SRPFL",
-        instead=_IN_PASSES,
+        instead=_IN_PASSES, sections=_PERSONAL,
     ),
     Method(
         "fedper", "FedPer", "a shared body and a personal head for each client, trained together", "representation",
         "personal", SplitOptions, "FedPer", "Arivazhagan et al., 2019", "coterie.algorithms.fedper:fedper", 1,
-        instead=_IN_PASSES,
+        instead=_IN_PASSES, sections=_PERSONAL,
     ),
     Method(
         "maml", "MAML (Per-FedAvg)", "a model that each client fine-tunes in a few steps", "representation", "personal",
         MAMLOptions, "MAML", "Fallah et al., 2020", "coterie.algorithms.maml:maml",
         variant=lambda options: "HF-MAML" if options.personal.hessian == "free" else "FO-MAML",
-        instead=_IN_PASSES | _PLAIN_STEPS,
+        instead=_IN_PASSES | _PLAIN_STEPS, sections=_PERSONAL,
     ),
     Method(
         "ditto", "Ditto", "a model for each client, pulled towards a common one", "shrunk", "personal", DittoOptions,
-        "Ditto", "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES,
+        "Ditto", "Li et al., 2021", "coterie.algorithms.ditto:ditto", instead=_IN_PASSES, sections=_PERSONAL,
     ),
     Method(
         "local", "One model per client", "a linear model for each client alone", "local", "effects", LocalOptions,
-        "Local", instead=_LINEAR,
+        "Local", instead=_LINEAR, sections=_PERSONAL,
     ),
     Method(
         "shrunk", "Random effects", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
-        "effects", ShrunkOptions, "RandomEffects", instead=_LINEAR,
+        "effects", ShrunkOptions, "RandomEffects", instead=_LINEAR, sections=_PERSONAL,
     ),
     Method(
         "representation", "Low-rank models", "linear models that differ in a few common directions (low rank)",
-        "representation", "effects", RepresentationOptions, "LowRank", instead=_LINEAR,
+        "representation", "effects", RepresentationOptions, "LowRank", instead=_LINEAR, sections=_PERSONAL,
     ),
     Method(
         "fedavg", "FedAvg", "one model for all (with training.proximal: FedProx)", "global", "clusters", FedAvgOptions,
-        "FedAvg", "McMahan et al., 2017; Li et al., 2020", instead=_OF_CLUSTERS,
+        "FedAvg", "McMahan et al., 2017; Li et al., 2020", instead=_OF_CLUSTERS, sections=_CLUSTERS,
     ),
 ):  # fmt: skip
     register(_method)

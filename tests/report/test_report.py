@@ -12,13 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from markupsafe import Markup
 
 from coterie.errors import RunError
+from coterie.registry import METHODS, FedAvgOptions, Method
 from coterie.report import write_report
 from coterie.report.client_plots import signed_bars, whiskers
 from coterie.report.columns import columns
 from coterie.report.numbers import byte_ticks, decimals_for, fixed, human_bytes, human_seconds, nice_ticks, plain_ticks
 from coterie.report.plots import Line, bars, dots, line_chart, scatter, stacked_area
+from coterie.report.run_folder import Run
+from coterie.report.section import Section
 from report_page import EVIL, edit, parse, section, words
 
 
@@ -350,6 +354,23 @@ def test_any_column_may_be_missing_or_null(folder: Path, name: str) -> None:
         for table in (full.drop_columns([column]), full.set_column(where, column, null)):
             pq.write_table(table, folder / name)
             parse(write_report(folder).read_text(encoding="utf-8"))
+
+
+def share_of_three(run: Run) -> Section | None:
+    """A section that is not the library's, as a method's entry names it."""
+    return Section("thirds", "Thirds", Markup("<p>{}</p>").format(EVIL)) if run.n_clients else None
+
+
+def test_a_method_brings_sections_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = f"{__name__}:share_of_three"
+    thirds = Method("thirds", "Thirds", "a third of each", "global", "clusters", FedAvgOptions, sections=(here,))
+    monkeypatch.setitem(METHODS, "thirds", thirds)
+    edit(folder, method="thirds")
+    page = write_report(folder).read_text(encoding="utf-8")
+    found = [attributes["id"] for tag, attributes in parse(page).tags if tag == "section"]
+    assert found == ["comparison", "thirds", "clients", "traffic", "events", "use", "settings"]
+    assert '<a href="#thirds">Thirds</a>' in page
+    assert words(section(page, "thirds")) == f"Thirds {EVIL}"
 
 
 def test_empty_tables_leave_their_sections_out(folder: Path) -> None:

@@ -16,7 +16,7 @@ from coterie.report.figures import MOST_MARKS, Figure, evenly, figure, thinned
 from coterie.report.frame import Key
 from coterie.report.intervals import intervals
 from coterie.report.numbers import NONE, count, decimals_for, fixed, human_seconds, percent_ticks
-from coterie.report.page import page_parts, rendered, write_page
+from coterie.report.page import page, write_page
 from coterie.report.plots import Line, line_chart
 from coterie.report.run_folder import Metric, Run, number, read_table
 from coterie.report.summary import Fact, started
@@ -53,7 +53,7 @@ def write_comparison_report(folder: Path, *, name: str | None = None) -> Path:
         What the folder is called on the page, when it is about to be renamed.
     """
     run = _read(folder, name)
-    return write_page(folder, rendered("comparison.html.j2", _context(run)))
+    return write_page(folder, page("comparison.html.j2", **_context(run)))
 
 
 def _read(folder: Path, name: str | None) -> Run:
@@ -98,7 +98,6 @@ def _context(run: Run) -> dict[str, Any]:
     info, rows = run.info, run.info["rows"]
     shown = Run(run.name, info, {}, {name: v for name, v in run.clients.items() if not name.startswith(_HIDDEN)})
     return {
-        **page_parts(),
         "run": run,
         "started": started(run),
         "answer": info["answer"],
