@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.registry import METHODS
 from coterie.report.client_plots import signed_bars
 from coterie.report.figures import MOST_MARKS, MOST_POINTS, Figure, evenly, figure, thinned
 from coterie.report.frame import Key
@@ -39,7 +40,8 @@ def personal(run: Run) -> Section | None:
 
 def _sentences(run: Run) -> list[str]:
     layers, never = run.results.get("layers") or [], number(run.results.get("never_visited"))
-    kept = "Each client adapts a common model to its own rows."
+    method = METHODS.get(str(run.info.get("method")))
+    kept = f"{method.about[0].upper()}{method.about[1:]}." if method else "Each client has a model of its own."
     if layers:
         word = f"Layer {layers[0]} is" if len(layers) == 1 else f"Layers {', '.join(map(str, layers))} are"
         kept = f"{word} personal; all clients share the others."

@@ -159,7 +159,7 @@ def list_studies(
         "clients": many("Numbers of clients, comma-separated.", int),
         "rows": many("Rows of each client, comma-separated.", int),
         "features": many("Numbers of features, comma-separated.", int),
-        "steps": many("Step sizes that each start is tried with, comma-separated.", float),
+        "steps": many("Step sizes to try with each start, comma-separated.", float),
         "dtype": Given("float32 or float64."),
         "jobs": JOBS,
     },
@@ -177,8 +177,8 @@ _ROTATED = {
     "init": some_of(("spread", "random", "balanced"), before="Starts of IFCA, comma-separated: "),
 }
 _LOOKED_AT = {
-    "evaluate_every": Given("Test every so many rounds, not only after the last.", int),
-    "checkpoint": Given("Folder for checkpoints: run again to go on from there.", Path, envvar=VARIABLE),
+    "evaluate_every": Given("Rounds between tests; by default only after the last round.", int),
+    "checkpoint": Given("Folder for checkpoints; run the command again to continue from them.", Path, envvar=VARIABLE),
 }
 _IMAGES = {
     "clients": CLIENTS,
@@ -186,7 +186,7 @@ _IMAGES = {
     "rounds": ROUNDS,
     "test_clients": Given("Test clients; as many as there are images for by default.", int),
     "step_size": STEP_SIZE,
-    "local_steps": Given("Local steps (with batches: passes) of a round.", int),
+    "local_steps": Given("Local steps per round (passes, if training is in batches).", int),
 }
 
 
@@ -195,13 +195,13 @@ _IMAGES = {
     {
         **_IMAGES,
         **_ROTATED,
-        "pixels": Given("raw (between 0 and 1, as the authors; the default) or standardised."),
-        "table": Given("All three sizes of Table 1, one after the other.", bool),
+        "pixels": Given("raw (between 0 and 1, as in the authors' code; the default) or standardised."),
+        "table": Given("Run all three sizes of Table 1.", bool),
         **_LOOKED_AT,
     },
 )
 def ifca_rotated_mnist(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Table 1 of IFCA: four rotations of MNIST, against one model for all and one each."""
+    """Table 1 of IFCA: four rotations of MNIST, compared with one model for all and one each."""
     from coterie.studies import rotated_tasks as tasks
 
     table, checkpoint = given.pop("table"), given.pop("checkpoint", None)
@@ -214,7 +214,7 @@ def ifca_rotated_mnist(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
 
 @study("ifca-rotated-digits", {"rounds": ROUNDS, **_ROTATED, **_LOOKED_AT})
 def ifca_rotated_digits(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """The demo: the same on scikit-learn's digits, 144 clients, in some seconds."""
+    """The demo: the same on scikit-learn's digits, 144 clients, in seconds."""
     from coterie.studies import rotated_tasks as tasks
 
     checkpoint = given.pop("checkpoint", None)
@@ -226,15 +226,15 @@ def ifca_rotated_digits(given: dict[str, Any], quick: bool, tell: Tell) -> Shown
     "ifca-rotated-cifar",
     {
         **_IMAGES,
-        "batch_size": Given("Images of a local step.", int),
+        "batch_size": Given("Images per local step.", int),
         "participation": Given("Share of the clients that take part in a round.", float),
         **_ROTATED,
-        "kernel": Given("How clients train: vmap, loop, or measured (the faster)."),
+        "kernel": Given("How clients train: vmap, loop, or measured (try both, take the faster)."),
         **_LOOKED_AT,
     },
 )
 def ifca_rotated_cifar(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, days of one core)."""
+    """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (days on one core at full size)."""
     from coterie.studies import rotated_tasks as tasks
 
     checkpoint = given.pop("checkpoint", None)

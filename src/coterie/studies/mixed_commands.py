@@ -20,25 +20,25 @@ METHODS = some_of(MIXED_METHODS, "; all by default")
             "c1 (equal clients), c2 (unequal clients) or c3 (unequal clusters too) of appendix C.", default="c1"
         ),
         "preset": Given(
-            f"Phases as here (default), or as in the paper's experiments ({MIXED_PAPER}).", default="default"
+            f"Our options (default), or those of the paper's experiments ({MIXED_PAPER}).", default="default"
         ),
-        "features": Given("Law of features: normal, rademacher, uniform, laplace."),
-        "covariance": Given("Of features: the same in all clusters, or differs."),
+        "features": Given("Distribution of features: normal, rademacher, uniform, laplace."),
+        "covariance": Given("Covariance of features: the same in all clusters, or differs."),
         "methods": METHODS,
         "rounds": ROUNDS,
-        "local_steps": many("Local steps of FedAvg in Phase 2, comma-separated: one run of ours for each.", int),
+        "local_steps": many("Local steps of FedAvg in Phase 2, comma-separated; our method runs once with each.", int),
         "step_size": STEP_SIZE,
         "eta": Given("eta of FedProx, under the paper's loss.", float),
-        "average_over": Given("What models are averaged over in Phase 2: cluster, or everyone (Lemma 1)."),
-        "estimator": Given("Of Phase 1: pairs, halves, or two (the paper's text)."),
-        "anchors": Given("Anchors of Phase 1.", int),
+        "average_over": Given("Clients that a model is averaged over in Phase 2: cluster, or everyone (Lemma 1)."),
+        "estimator": Given("Estimator of the moments in Phase 1: pairs, halves, or two (the paper's text)."),
+        "anchors": Given("Number of anchors in Phase 1.", int),
         "noise_on_anchors": Given("Standard deviation of noise on what clients see of the anchors (Remark 2).", float),
         "curves": Given("Add the error by round, also for 1 and 10 local steps, to the JSON document.", bool),
         "jobs": JOBS,
     },
 )
 def mixed_regression(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Moment descent on planted linear models, against IFCA, one-shot clustering, one model for all and the oracle."""
+    """Moment descent on planted linear models, compared with IFCA, one-shot clustering, one model for all and the oracle."""
     from coterie.studies import mixed_regression as regression
 
     base = regression.settings(given.pop("setting"), given.pop("preset"), quick=quick)
@@ -52,7 +52,7 @@ def mixed_regression(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
 
 @study("mixed-regression-scaling", {"factors": some_of(FACTORS, "; all by default"), "methods": METHODS, "jobs": JOBS})
 def mixed_regression_scaling(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """The same against the numbers of clients, rows, features and clusters, noise, covariance, law and private anchors."""
+    """The same with other numbers of clients, rows, features and clusters, noise, covariances and distributions."""
     from coterie.studies import mixed_scaling as scaling
 
     return ran(scaling, scaling.settings(given.pop("factors", None), quick=quick), given, tell)
@@ -69,7 +69,7 @@ def mixed_regression_scaling(given: dict[str, Any], quick: bool, tell: Tell) -> 
     },
 )
 def mixed_regression_ablation(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Moment descent without each of what is added to the paper here, and as the paper has it."""
+    """Moment descent without each of our additions to the paper, and as in the paper."""
     from coterie.studies import mixed_ablation as ablation
 
     return ran(ablation, ablation.settings(quick=quick), given, tell)

@@ -16,7 +16,7 @@ _DISTANCES = many("Distances from common parameters, comma-separated.", float)
 _UNTIL = {
     "rounds": ROUNDS,
     "tol": Given("Rounds end when no estimate moves by more than this.", float),
-    "jobs": Given("Processes side by side; as many as there are cores by default.", int),
+    "jobs": Given("Processes; as many as there are cores by default.", int),
 }
 
 
@@ -25,15 +25,15 @@ _UNTIL = {
     {
         "model": Given("gmm (Gaussian mixtures) or mor (mixtures of regressions).", default="gmm"),
         "h": _DISTANCES,
-        "outliers": Given("Outlier client as in the text (paper) or in the authors' code (official)."),
+        "outliers": Given("Outlier client as in the paper's text (paper) or in the authors' code (official)."),
         **_METHODS,
-        "c_eta": many("Step sizes of the FedGrEM methods times first weights, comma-separated.", float),
+        "c_eta": many("Step sizes of the FedGrEM methods, times components' first weights, comma-separated.", float),
         **_UNTIL,
     },
     repetitions="reps",
 )
 def fedgrem_simulation(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures, one outlier client, against nine methods."""
+    """Figure 3 and Tables 4, 5 of FedGrEM: planted mixtures with one outlier client, compared with nine methods."""
     from coterie.studies import fedgrem_simulation as simulation
 
     base = simulation.Settings(given.pop("model"), **(simulation.QUICK if quick else {}))
@@ -41,13 +41,13 @@ def fedgrem_simulation(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
 
 
 _REAL = {
-    "rows": Given("Images of each client; all by default. Writers have theirs.", int),
+    "rows": Given("Images of each client; all by default. Not for pen digits.", int),
     "bad": many("Numbers of contaminated clients, comma-separated.", int),
-    "contamination": Given(f"How: {', '.join(CONTAMINATIONS)}."),
-    "covariance": Given("Of components: unit, diagonal or full."),
+    "contamination": Given(f"How clients are contaminated: {', '.join(CONTAMINATIONS)}."),
+    "covariance": Given("Covariance of components: unit, diagonal or full."),
     **_METHODS,
     **_UNTIL,
-    "times": Given("Fit methods one by one, and tell their CPU seconds.", bool),
+    "times": Given("Fit methods one by one, and report their CPU seconds.", bool),
 }
 
 
@@ -91,7 +91,7 @@ def fedgrem_fashion(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
     repetitions="reps",
 )
 def fedgrem_adversarial(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """What good clients lose to bad ones of seven kinds, up to three in ten."""
+    """How much good clients lose to contaminated ones: seven kinds, up to 30 % of the clients."""
     from coterie.studies import fedgrem_adversarial as adversarial
 
     base = adversarial.Settings(given.pop("data"), **(adversarial.QUICK if quick else {}))

@@ -10,8 +10,8 @@ from coterie.studies.mixture_commands import app
 
 __all__ = ["app"]
 
-_SPEEDS = Given(f"Of clients: {' or '.join(SPEEDS)}.")
-_COMMUNICATION = Given("Virtual seconds of every exchange.", float)
+_SPEEDS = Given(f"Speeds of clients: {' or '.join(SPEEDS)}.")
+_COMMUNICATION = Given("Virtual seconds added to every round.", float)
 _FIRST = Given("Clients of SRPFL's first stage.", int)
 
 
@@ -27,7 +27,7 @@ _FIRST = Given("Clients of SRPFL's first stage.", int)
         "step_size": STEP_SIZE,
         "rounds": ROUNDS,
         "first": _FIRST,
-        "stages": Given("When a stage is over: fixed (rounds), theory (Lemma B.1) or adaptive."),
+        "stages": Given("When a stage ends: fixed (rounds), theory (Lemma B.1) or adaptive."),
         "stage_rounds": Given("Rounds of each of SRPFL's fixed stages.", int),
         "speeds": _SPEEDS,
         "communication": _COMMUNICATION,
@@ -36,7 +36,7 @@ _FIRST = Given("Clients of SRPFL's first stage.", int)
     },
 )
 def srpfl_linear(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Algorithm 2 of SRPFL on planted linear representations: distance by round and by virtual time, against FedRep."""
+    """Algorithm 2 of SRPFL on planted linear representations: distance by round and virtual time, next to FedRep."""
     from coterie.studies import srpfl_linear as linear
 
     return ran(linear, linear.settings(quick=quick), given, tell)
@@ -45,12 +45,14 @@ def srpfl_linear(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
 @study(
     "srpfl-speedup",
     {
-        "clients": many("Numbers of clients, comma-separated: the first stage's times powers of two.", int),
-        "communication": many("Communication costs, comma-separated, in mean times of a client's round.", float),
-        "c_hat": many("Targets over the least distance, comma-separated.", float),
+        "clients": many("Numbers of clients, comma-separated; each is --first times a power of two.", int),
+        "communication": many(
+            "Communication costs, comma-separated, in units of a client's mean time for a round.", float
+        ),
+        "c_hat": many("Target distances, relative to the smallest, comma-separated.", float),
         "first": _FIRST,
-        "contraction": Given("a of Theorem 4.5.", float),
-        "trained": many("Numbers of clients with which representations are trained as well.", int),
+        "contraction": Given("Contraction a in Theorem 4.5.", float),
+        "trained": many("Numbers of clients for which representations are also trained.", int),
         "features": Given("Features, in training.", int),
         "rank": Given("Dimensions of the representation, in training.", int),
         "noise": Given("Standard deviation of the noise, in training.", float),
@@ -58,7 +60,7 @@ def srpfl_linear(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
     },
 )
 def srpfl_speedup(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Theorem 4.6 of SRPFL: time to accuracy over that of FedRep, from 16 to 8,192 clients, against 1 / log N."""
+    """Theorem 4.6 of SRPFL: time to an accuracy relative to FedRep, for 16 to 8,192 clients; in theory 1 / log N."""
     from coterie.studies import srpfl_speedup as speedup
 
     return ran(speedup, speedup.settings(quick=quick), given, tell)
@@ -67,28 +69,28 @@ def srpfl_speedup(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
 @study(
     "srpfl-images",
     {
-        "dataset": Given(f"Whose images: {', '.join(DATASETS)}.", default="mnist"),
-        "preset": Given("paper: what its text says; authors: what their published scripts say.", default="paper"),
+        "dataset": Given(f"Data set: {', '.join(DATASETS)}.", default="mnist"),
+        "preset": Given("Options of the paper's text (paper) or of the authors' scripts (authors).", default="paper"),
         "shards": Given("Classes of each client.", int),
         "speeds": _SPEEDS,
-        "participation": Given("Share of the clients that are drawn for a round.", float),
+        "participation": Given("Share of the clients in a round.", float),
         "communication": _COMMUNICATION,
         "clients": CLIENTS,
         "rows": ROWS,
         "rounds": ROUNDS,
         "step_size": STEP_SIZE,
-        "epochs": Given("Passes over its images that a client makes in a round, with all but heads.", int),
-        "head_epochs": Given("The same with its head.", int),
+        "epochs": Given("Passes over a client's images per round, with all layers but the head.", int),
+        "head_epochs": Given("Passes per round with the head.", int),
         "first": Given("Clients of the first stage.", int),
         "stage_rounds": Given("Rounds of each stage.", int),
-        "evaluate_every": Given("Rounds between two test accuracies.", int),
+        "evaluate_every": Given("Rounds between tests.", int),
         "methods": some_of(IMAGE_METHODS, "; all by default"),
         "curves": Given("Add the accuracy by virtual time to the JSON document.", bool),
         "jobs": JOBS,
     },
 )
 def srpfl_images(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Figure 3 of SRPFL: personal models of images with stragglers, nine methods, accuracy and virtual time."""
+    """Figure 3 of SRPFL: personal models of images, with stragglers: accuracy and virtual time of nine methods."""
     from coterie.studies import srpfl_images as images
 
     dataset = given.pop("dataset")
