@@ -21,7 +21,7 @@ from coterie.config import options
 from coterie.data.clients import held_out
 from coterie.data.ragged import Ragged
 from coterie.engines.checkpoint import load_tensors
-from coterie.engines.chosen import engine_for
+from coterie.engines.engine_for import engine_for
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.registry import register_named
 from coterie.engines.flower.wire import tensors_in
