@@ -14,10 +14,12 @@ from torch import Tensor
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.protocol import (
+    NOBODY,
     Ask,
     Block,
     ByCluster,
     ClusterSums,
+    Lowest,
     Mean,
     Replies,
     RowProduct,
@@ -78,6 +80,28 @@ def test_sum_and_mean_are_those_of_a_loop(shape: tuple[int, ...], at: list[int])
         total = sum(reply["value"][s, c] for c in range(CLIENTS))
         torch.testing.assert_close(folded(Sum(), reply, "value", at)[s], total)
         torch.testing.assert_close(folded(Mean(), reply, "value", at)[s], total / 6)
+
+
+@given(shapes, cuts, st.integers(1, CLIENTS + 2))
+def test_the_lowest_are_those_of_a_loop_and_ties_go_by_key(shape: tuple[int, ...], at: list[int], n: int) -> None:
+    reply = replies(shape)
+    reply["score"] = torch.tensor([[3.0, 1.0, NOBODY, 1.0, 2.0, 1.0], [NOBODY] * 6], dtype=torch.float64)
+    reply["key"] = torch.tensor([[0, 9, 1, -5, 4, 7]] * 2)
+    order = [3, 5, 1, 4, 0][:n]  # the third is not in the running; of three with score 1, by key
+    first, nobody = folded(Lowest("score", "key", n), reply, "value", at)
+    assert torch.equal(first, reply["value"][0, order])
+    assert nobody.shape == (0, *shape)
+
+
+def test_the_lowest_of_many_blocks_may_be_merged_in_any_order() -> None:
+    reply, fold = replies((2,)), Lowest("score", "key", 3)
+    reply["score"] = torch.tensor([[5.0, 2.0, 4.0, 1.0, 3.0, 0.0]] * 2, dtype=torch.float64)
+    reply["key"] = torch.arange(6).expand(2, -1)
+    blocks = [{name: of_clients(value, i, i + 2) for name, value in reply.items()} for i in (0, 2, 4)]
+    a, b, c = (fold.part(block["value"], block) for block in blocks)
+    left, right = fold.merge(fold.merge(a, b), c), fold.merge(c, fold.merge(b, a))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert torch.equal(left["value"], reply["value"][:, [5, 3, 1]])
 
 
 def test_sum_of_yes_and_no_counts() -> None:

@@ -430,7 +430,7 @@ class Ask:
 class Save:
     """The state after a round, all that is needed to go on, and what a person would like to see of the round.
 
-    What was asked beside the engine that drives the algorithm is told as `traffic`: messages, bytes_up and bytes_down.
+    What was asked beside the algorithm is told as `traffic` (messages, bytes_up, bytes_down), and counts for the whole run.
     """
 
     state: Any

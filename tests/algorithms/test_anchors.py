@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.algorithms.anchors import Anchors, Grouping, badly_served, first_anchors, group_anchors, introduce, swapped
+from coterie.algorithms.anchors import (
+    Anchors,
+    Grouping,
+    badly_served,
+    first_anchors,
+    group_anchors,
+    introduce,
+    nearest_anchor,
+)
 from coterie.models import linear_regression
 from helpers import Federation, Late, Only, one_block, run_one
 
@@ -227,23 +235,18 @@ def test_fewer_anchors_than_clusters_make_a_cluster_each() -> None:
     assert said == "1 anchors make 1 cluster: a single one"
 
 
-@pytest.mark.parametrize("n_representatives", [1, 2, 3])
-def test_the_loss_after_each_exchange_is_that_of_a_loop(n_representatives: int) -> None:
+def test_clients_say_what_they_lose_under_every_anchor_and_which_is_best() -> None:
     data = planted([0, 1, 4, 9, 9], [0, 1, 2, 0, 1])
     block = one_block(data.rows)
     theta = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    chosen = torch.tensor([[4, 0, 2], [1, 2, 3]])[:, :n_representatives]
-    reply, _ = swapped({"model": MODEL, "theta": theta, "chosen": chosen}, {}, {}, block)
-    assert reply["loss"].shape == (2, 5, n_representatives, 5)
+    reply, _ = nearest_anchor({"model": MODEL, "theta": theta}, {}, {}, block)
     for s in range(2):
         for c, number in enumerate(block.ids.tolist()):
             x, y = data.xs[number], data.ys[number]
             total = [float(((x @ t - y) ** 2).sum()) for t in theta[s]]
-            for k in range(n_representatives):
-                for a in range(5):
-                    there = [a, *(int(chosen[s, j]) for j in range(n_representatives) if j != k)]
-                    want = min(total[i] for i in there)
-                    assert float(reply["loss"][s, c, k, a]) == pytest.approx(want, abs=1e-12)
+            assert reply["loss"][s, c].tolist() == pytest.approx(total, abs=1e-12)
+            best = [float(len(x) > 0 and a == int(np.argmin(total))) for a in range(5)]
+            assert reply["share"][s, c].tolist() == best  # who has no rows has no say
 
 
 # -- badly served -----------------------------------------------------------------------------------------------------

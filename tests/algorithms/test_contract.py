@@ -16,7 +16,7 @@ from coterie.data.ragged import Ragged
 from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer
 from coterie.participation import Sampled
-from coterie.protocol import Ask, Stack
+from coterie.protocol import Ask, Lowest, Stack
 from helpers import (
     CASES,
     Case,
@@ -256,8 +256,8 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Answer]]:
 
 
 INDIVIDUAL = {
-    "serve": {"loss"},  # what the spread start needs of single clients, and the search for badly served ones
-    "fit_alone": {"theta"},
+    "serve": {"loss"},  # what the search for badly served clients needs
+    "compete": {"theta"},  # models of the clients that the spread start draws
     "introduce": {"n", "draw"},  # who may be an anchor
     "descend": {"theta", "moved"},  # the anchors' own models
     "answer_to": {"lot"},  # whom to send perturbed copies
@@ -280,7 +280,7 @@ def test_private_state_is_never_in_a_message(case: Case, messages: list[tuple[As
         needed = {name for fold in ask.fold.values() for name in fold.needs}
         assert not needed & ask.fresh.keys()
         for name, part in answer.parts.items():
-            if isinstance(ask.fold[name], Stack):
+            if isinstance(ask.fold[name], Stack | Lowest):
                 assert name in INDIVIDUAL[ask.step.__name__]
                 continue
             # A sum has the run axis and no client axis: nothing in it is as long as there are clients.

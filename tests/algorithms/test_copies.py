@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.anchors import Anchors, Grouping, group_anchors, swapped
+from coterie.algorithms.anchors import Anchors, Grouping, group_anchors, nearest_anchor
 from coterie.algorithms.copies import There, fresh, perturbed
 from coterie.algorithms.moment_descent import Descent, State, mixed_regression
 from coterie.algorithms.moments import descend
@@ -75,7 +75,7 @@ def test_with_noise_no_ask_carries_another_anchors_model(monkeypatch: pytest.Mon
     seen, states = descended(monkeypatch, noise=0.01, share=share)
     asked = {ask.step.__name__ for ask, _ in seen}
     assert asked == {
-        "introduce", "answer_to", "multiply_moments", "descend", "swapped", "serve", "assign_and_train",
+        "introduce", "answer_to", "multiply_moments", "descend", "nearest_anchor", "serve", "assign_and_train",
     }  # fmt: skip
     assert len(states[-1].anchors) > 4  # further anchors were drawn
     assert leaks(seen, states) == set()
@@ -84,7 +84,7 @@ def test_with_noise_no_ask_carries_another_anchors_model(monkeypatch: pytest.Mon
 def test_without_noise_that_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, states = descended(monkeypatch)
     # Exchanges and exchanges of representatives carry all models; a group of one anchor has its model for a centre.
-    assert leaks(seen, states) >= {"multiply_moments", "swapped", "serve"}
+    assert leaks(seen, states) >= {"multiply_moments", "nearest_anchor", "serve"}
 
 
 def test_with_one_group_of_one_anchor_its_model_is_not_sent_either(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,14 +127,11 @@ def test_exchanges_of_representatives_go_by_every_clients_own_copies() -> None:
     block = one_block(planted(4).rows)
     draw = torch.Generator().manual_seed(1)
     copies = torch.randn(1, 4, 1, 5, WIDTH, generator=draw, dtype=torch.float64)
-    chosen = torch.tensor([[4, 0]])
-    reply, _ = swapped({"model": MODEL, "chosen": chosen}, {"copies": copies}, {}, block)
+    reply, _ = nearest_anchor({"model": MODEL}, {"copies": copies}, {}, block)
     for c in range(4):
         x, y = block.x[c, : block.n[c]], block.target[c, : block.n[c]]
         total = [float(((y - x @ theta) ** 2).sum()) for theta in copies[0, c, 0]]
-        for k, other in ((0, 0), (1, 4)):
-            want = [min(each, total[other]) for each in total]
-            assert reply["loss"][0, c, k].tolist() == pytest.approx(want)
+        assert reply["loss"][0, c].tolist() == pytest.approx(total)
 
 
 def test_a_bad_representative_gives_way_under_noise_too() -> None:

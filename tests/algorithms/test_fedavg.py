@@ -11,7 +11,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.fedavg import State, fedavg, local_models, pooled_ridge
+from coterie.algorithms.fedavg import RidgeState, State, fedavg, local_models, local_ridge, pooled_ridge
 from coterie.engines.in_process import InProcess
 from coterie.local import Training
 from coterie.models import Dense, Model, linear_regression, mlp, softmax_regression
@@ -176,6 +176,28 @@ def test_pooled_ridge_that_nobody_answered_may_be_asked_again() -> None:
 def own_models(program: Program, data: Federation, **engine: Any) -> tuple[Tensor, Any]:
     _, finished, made = run_one(program, data.rows, **engine)
     return made.worker.private[0]["theta"], finished
+
+
+def test_the_penalty_of_local_models_is_the_best_for_all_on_rows_that_they_hold_out() -> None:
+    data, penalties = federation((9, 14, 0, 1, 11), noise=2.0), (1e-3, 0.3, 100.0)
+    model = linear_regression(3)
+    state, _, engine = run_one(
+        lambda state: local_ridge(state, model=model, penalties=penalties, share=0.2, seed=7), data.rows
+    )
+    rest, held = data.rows.split(0.2, seed=7, purpose="validation")  # every client holds out the same rows by itself
+    totals = []
+    for l2 in penalties:
+        total = 0.0
+        for i in range(5):
+            a, b = rest.client(i), held.client(i)
+            if len(b.x[0]):
+                fit = Ridge(alpha=len(a.x[0]) * l2).fit(a.x[0].numpy(), a.target[0].numpy())
+                total += float(((fit.predict(b.x[0].numpy()) - b.target[0].numpy()) ** 2).sum())
+        totals.append(total)
+    best = penalties[int(np.argmin(totals))]
+    assert state == RidgeState(best, fitted=True)
+    fit = Ridge(alpha=14 * best).fit(data.xs[1].numpy(), data.ys[1].numpy())  # with all rows
+    np.testing.assert_allclose(engine.private[0]["theta"][1], [*fit.coef_, fit.intercept_], rtol=1e-5)
 
 
 def test_linear_local_models_are_fitted_in_closed_form_in_one_round() -> None:

@@ -380,7 +380,7 @@ def test_no_message_holds_more_than_a_thin_matrix_for_an_anchor(
             assert tensor.numel() != width * width
         # What clients would send if nothing were folded: a thin matrix for each anchor, and the weight.
         assert answer.bytes_up <= n_clients * (n_anchors * thin + 1) * 8
-    assert {"introduce", "multiply_moments", "descend", "swapped"} <= names
+    assert {"introduce", "multiply_moments", "descend", "nearest_anchor"} <= names
     # At the common start all anchors have one subspace: its exchanges cost a seventh of the next.
     first, second = (r.bytes_up for r in finished.rounds[1:3])
     assert first < second / 4

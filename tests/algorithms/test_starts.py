@@ -10,13 +10,24 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.starts import Start, another_model, attract, first_models, fit_alone, potential, serve
+from coterie.algorithms.starts import (
+    Start,
+    another_model,
+    attract,
+    compete,
+    exchanged,
+    first_models,
+    fit_alone,
+    nearest_candidate,
+    potential,
+    serve,
+)
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.models import Model, linear_regression
-from coterie.protocol import Ask, Stack
+from coterie.protocol import NOBODY, Ask, Lowest, Stack
 from helpers import COUNTS, LINE, NET, TRUTHS, Federation, Late, federation, one_block
 
 
@@ -177,6 +188,80 @@ def test_what_candidates_would_leave() -> None:
             models = torch.cat([have[0], found[0, j : j + 1]])
             want = torch.from_numpy(losses(models, data).min(1))[block.ids] * block.n
             torch.testing.assert_close(reply["loss"][0, :, j], want)
+
+
+def race(key: int, number: int, theta: Tensor) -> dict[str, Any]:
+    return {"model": LINE, "theta": theta, "base": theta.new_zeros(4), "key": keys.key(key, "race"), "number": number}
+
+
+def test_candidates_are_drawn_as_by_weights_without_replacement() -> None:
+    counts, draws = (1, 2, 4, 0, 8), 4000
+    rows = federation(counts).rows
+    nothing = torch.zeros(0, 4, dtype=torch.float64)  # with no model yet, the weights are row counts
+    block = next(rows.blocks())
+    shared = {**race(0, 2, nothing[None].expand(draws, -1, -1)), "base": torch.zeros(draws, 4, dtype=torch.float64)}
+    shared["key"] = torch.stack([keys.key(i, "race") for i in range(draws)])
+    score = compete(shared, {}, {}, block)[0]["score"]
+    pairs = block.ids[score.topk(2, largest=False).indices.sort(1).values]
+    found = {(a, b): 0 for a in range(5) for b in range(a + 1, 5)}
+    for a, b in pairs.sort(1).values.tolist():
+        found[a, b] += 1
+    p = np.array(counts) / sum(counts)
+    for (a, b), n in found.items():
+        want = p[a] * p[b] / (1 - p[a]) + p[b] * p[a] / (1 - p[b])
+        assert abs(n / draws - want) <= 4 * (want * (1 - want) / draws) ** 0.5 + 1e-12
+
+
+def test_the_lowest_scores_have_their_clients_own_models() -> None:
+    data = federation()
+    block = one_block(data.rows)
+    have = torch.zeros(1, 1, 4, dtype=torch.float64)
+    shared = {**race(3, 4, have), "base": have[:, 0], "key": keys.key(3, "race")[None]}
+    reply, _ = compete(shared, {}, {}, block)
+    total = torch.from_numpy(losses(have[0], data)[:, 0])[block.ids] * block.n
+    lot = keys.uniform(keys.key(shared["key"], block.keys), 1)[:, 0]
+    want = torch.where(block.n > 0, -torch.log(1 - lot) / total, NOBODY)
+    torch.testing.assert_close(reply["score"][0], want)
+    fits = local_fits(data)
+    for c in want.argsort()[:4].tolist():
+        np.testing.assert_allclose(reply["theta"][0, c], fits[int(block.ids[c])], rtol=1e-5, atol=1e-6)
+
+
+def test_who_is_drawn_does_not_depend_on_blocks() -> None:
+    rows = federation((12, 15, 20, 12, 9, 30, 12, 12)).rows
+    ask = Ask(compete, race(1, 3, torch.zeros(1, 4, dtype=torch.float64)), {"theta": Lowest("score", "key", 3)})
+    one, many = (InProcess(rows, block_bytes=size).ask(ask)["theta"] for size in (1 << 26, 1))
+    assert one.shape == (3, 4)
+    torch.testing.assert_close(one, many, rtol=1e-12, atol=1e-12)
+
+
+def test_a_spread_start_takes_three_messages_whatever_the_number_of_models() -> None:
+    rows = federation((12, 15, 20, 12, 9, 30, 12, 12)).rows
+    for n_clusters in (2, 3, 5):
+        program = [lambda _, k=n_clusters: first_models(LINE, k, Start("spread"), 0)]
+        assert InProcess(rows).run(program).traffic.messages == 3
+
+
+def test_the_best_of_all_candidates_are_chosen() -> None:
+    # What the clients that candidate j serves best would lose under each candidate; 0 and 3 leave 1 + 2 + 1 + 0 = 4.
+    loss = torch.tensor([[1.0, 4, 9, 9], [2.0, 1, 9, 8], [9.0, 9, 0.5, 1], [9.0, 9, 2, 0]], dtype=torch.float64)
+    chosen, exchanges = exchanged(loss, torch.tensor([0, 1]), gain=0.0, most=9)
+    assert (sorted(chosen.tolist()), exchanges) == ([0, 3], 1)
+    assert exchanged(loss, torch.tensor([0, 3]), gain=0.0, most=9)[1] == 0
+    low, high = (exchanged(loss, torch.tensor([0, 2]), gain=gain, most=9)[1] for gain in (0.2, 0.3))
+    assert (low, high) == (1, 0)  # from 5.5 to 4 is a gain of 27 %
+
+
+def test_clients_say_what_they_lose_under_every_candidate() -> None:
+    data = federation()
+    block = one_block(data.rows)
+    theta = torch.randn(1, 3, 4, dtype=torch.float64)
+    reply, _ = nearest_candidate({"model": LINE, "theta": theta}, {}, {}, block)
+    want = torch.from_numpy(losses(theta[0], data))[block.ids] * block.n[:, None]
+    torch.testing.assert_close(reply["loss"][0], want)
+    assert torch.equal(reply["share"][0].sum(1), (block.n > 0).double())
+    there = block.n > 0
+    assert torch.equal(reply["share"][0].argmax(1)[there], want.argmin(1)[there])
 
 
 def test_networks_fit_alone_by_gradient_descent() -> None:

@@ -335,8 +335,7 @@ class _Drive:
         self.states[run] = save.state
         self.times[run] += tally.elapsed
         info, now = dict(save.info), self.times[run]
-        tally.add(beside := Traffic(**info.pop("traffic", {})))
-        self.traffic.add(beside)
+        self.traffic.add(Traffic(**info.pop("traffic", {})))
         if tally.events:
             info["events"] = [*info.get("events", ()), *tally.events]
         counted = (tally.participants, tally.up, tally.down)
@@ -361,11 +360,6 @@ class _Tally:
         self.down += replies.bytes_down
         self.up += replies.bytes_up
         self.participants = max(self.participants, replies.n)
-
-    def add(self, beside: Traffic) -> None:
-        self.up += beside.bytes_up
-        self.down += beside.bytes_down
-        self.messages += beside.messages
 
 
 def _same_addressees(asks: Mapping[int, Ask]) -> list[list[int]]:
