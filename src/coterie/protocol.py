@@ -3,7 +3,8 @@
 
 An algorithm is a generator. It yields an `Ask` (which client function, what is sent, to whom, what may come back) and is
 sent `Replies`; it yields a `Save` once a round. An engine drives the generator and routes each ask to workers, which hold
-clients' rows and private state.
+clients' rows and private state. Several asks that do not wait for each other go out in one message: an algorithm yields a
+tuple of them, and is sent a tuple of replies (`together` makes such tuples of whole algorithms).
 
 A client function answers for many clients and several runs at once::
 
@@ -34,6 +35,8 @@ __all__ = [
     "ByCluster",
     "ClusterSums",
     "Fold",
+    "Lockstep",
+    "Lowest",
     "Mean",
     "Replies",
     "RowProduct",
@@ -44,6 +47,9 @@ __all__ = [
     "Tensors",
     "WeightedMean",
     "one_run_at_a_time",
+    "run_of",
+    "slot",
+    "together",
 ]
 
 Tensors = dict[str, Tensor]
@@ -110,8 +116,8 @@ class Block:
         each = 1.0 / self.n.clamp(min=1).to(self.x.dtype)[:, None]
         return each.expand(self.x.shape[:2]) if self.mask is None else self.mask * each
 
-    def clients(self, part: slice) -> "Block":
-        """View some of the clients."""
+    def clients(self, part: slice | Tensor) -> "Block":
+        """Take some of the clients: a slice of them is a view."""
         mask = None if self.mask is None else self.mask[part]
         y, fold = (None if value is None else value[part] for value in (self.y, self.fold))
         return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold)
@@ -329,6 +335,56 @@ class Stack:
         return part["stack"]
 
 
+NOBODY = torch.finfo(torch.float64).max  # the score of who is not in the running: finite, since it is sent
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """The values of the n clients with the lowest scores, the lowest first: no other value goes beyond its worker.
+
+    Attributes
+    ----------
+    by : str
+        Field of the reply with the scores [S, C]; who has `NOBODY` is left out, so that there may be fewer than n.
+    tie : str
+        Field [S, C] that decides between equal scores, such as the clients' keys.
+    n : int
+        How many.
+    """
+
+    by: str
+    tie: str
+    n: int
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Scores and ties."""
+        return (self.by, self.tie)
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Keep the block's n best; who is lacking is nobody."""
+        score, tie = reply[self.by].to(torch.float64), reply[self.tie]  # [S, C]
+        lacking = max(0, self.n - score.shape[1])
+        score = torch.cat([score, score.new_full((len(score), lacking), NOBODY)], 1)
+        tie = torch.cat([tie, tie.new_zeros(len(tie), lacking)], 1)
+        value = torch.cat([value, value.new_zeros(len(value), lacking, *value.shape[2:])], 1)
+        return self._best({"score": score, "tie": tie, "value": value})
+
+    def merge(self, a: Tensors, b: Tensors) -> Tensors:
+        """Keep the best of both."""
+        return self._best({name: torch.cat([a[name], b[name]], 1) for name in a})
+
+    def finish(self, part: Tensors) -> Tensor:
+        """Hand over [at most n, ...]."""
+        return part["value"][part["score"] < NOBODY]
+
+    def _best(self, part: Tensors) -> Tensors:
+        order = part["tie"].argsort(dim=1, stable=True)
+        order = order.gather(1, part["score"].gather(1, order).argsort(dim=1, stable=True))[:, : self.n]
+        runs = torch.arange(len(order))[:, None]
+        return {name: value[runs, order] for name, value in part.items()}
+
+
 EVERYBODY = 1 << 62  # enough answers are those of all whom the participation policy chooses, in any stage
 
 
@@ -372,7 +428,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Save:
-    """The state after a round, all that is needed to go on, and what a person would like to see of the round."""
+    """The state after a round, all that is needed to go on, and what a person would like to see of the round.
+
+    What was asked beside the engine that drives the algorithm is told as `traffic`: messages, bytes_up and bytes_down.
+    """
 
     state: Any
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -390,12 +449,16 @@ class Replies:
         Clients that were asked and were late or failed.
     elapsed : float
         Seconds that it took, by the engine's clock; 0 without one.
+    bytes_up, bytes_down : int
+        What the answers took, and what was sent, as a federation would send it.
     """
 
     values: Mapping[str, Any]
     ids: Tensor
     missing: Tensor
     elapsed: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
     @property
     def n(self) -> int:
@@ -407,6 +470,59 @@ class Replies:
 
 
 Algorithm = Generator[Ask | Save, Replies | None, Any]
+Lockstep = Generator[Ask | tuple[Ask, ...] | Save, Any, Any]  # of several algorithms: it asks several things at once
+
+_RUNS = 1 << 20  # more than there will ever be in lockstep
+
+
+def slot(run: int, part: int) -> int:
+    """Number of one of the asks that a run puts in one message; that of the first is the run's own."""
+    return run + part * _RUNS
+
+
+def run_of(slot: int) -> int:
+    """Whose ask it is: clients keep private state by run."""
+    return slot % _RUNS
+
+
+def together(programs: Mapping[str, Lockstep]) -> Lockstep:
+    """Advance algorithms in lockstep, as one run: what they ask at the same time goes out in one message.  -> name: result
+
+    Clients keep what all of them leave with them, so names of private state must differ where it is not the same. What
+    single algorithms save is dropped; once a message it is told which of them are at work.
+    """
+    members = {name: _Member(program) for name, program in programs.items()}
+    while running := {name: member for name, member in members.items() if member.asks}:
+        replies = iter((yield tuple(ask for member in running.values() for ask in member.asks)))
+        for member in running.values():
+            member.take(tuple(itertools.islice(replies, len(member.asks))))
+        yield Save(None, {"running": list(running)})
+    return {name: member.result for name, member in members.items()}
+
+
+class _Member:
+    """An algorithm that advances with others: what it asks now, or what came of it."""
+
+    def __init__(self, program: Lockstep) -> None:
+        self.program = program
+        self.result: Any = None
+        self.asks: tuple[Ask, ...] = ()
+        self._next(None)
+
+    def take(self, replies: tuple[Replies, ...]) -> None:
+        """Go on with the answers."""
+        self._next(replies if self._several else replies[0])
+
+    def _next(self, answer: Any) -> None:
+        try:
+            wanted = self.program.send(answer)
+            while isinstance(wanted, Save):
+                wanted = self.program.send(None)
+        except StopIteration as end:
+            self.result, self.asks = end.value, ()
+            return
+        self._several = isinstance(wanted, tuple)
+        self.asks = wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_command"]
 
-_NEW_CLIENTS = 0.2  # share that is held out, when nobody says
-_FEW = 10  # clients: of fewer, none is held out
-
 
 def compare_command(
     data: Data,
@@ -61,14 +58,13 @@ def compare_command(
 ) -> None:
     """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
     from coterie.config import options
-    from coterie.runs.comparison import about, check_free, write_comparison
+    from coterie.runs.comparison import check_free, compare_run
     from coterie.runs.show import show_comparison
-    from coterie.selection import compare
-    from coterie.selection.text import fit_command
+    from coterie.selection.run import NEW_CLIENTS
 
     said = data_tree(
         data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
-        test_size=test_size, new_clients=_NEW_CLIENTS if new_clients is None else new_clients,
+        test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
@@ -77,26 +73,25 @@ def compare_command(
     if err.is_terminal:
         err.print(f"{clients!r}; seed {seed}")
     warn(clients.left_out())
-    with progress() as watch:
-        found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
     named = read.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
-    fit = fit_command(named, found[found.chosen].fit, seed=seed)
     command = "coterie " + shlex.join(sys.argv[1:])
-    document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
-    report = write_comparison(folder, found, document)
+    with progress() as watch:
+        done = compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch)
     if as_json:
-        paths: dict[str, Any] = {"folder": str(folder), "report": str(report)}
-        print(json.dumps(paths | document, indent=2, allow_nan=False))
+        paths: dict[str, Any] = {"folder": str(folder), "report": str(done.report)}
+        print(json.dumps(paths | done.document, indent=2, allow_nan=False))
     else:
-        show_comparison(found, fit)
-        print(f"report: {report}")
+        show_comparison(done.found, done.fit)
+        print(f"report: {done.report}")
 
 
 def _read(chosen: "FitOptions", *, default: bool) -> "tuple[Clients, FitOptions]":
     """Read clients; of very few, none is held out unless that was asked for. What was done is said too."""
+    from coterie.selection.run import FEW
+
     clients = read_clients(chosen)
     held = 0 if clients.newcomers is None else clients.newcomers.n_clients
-    if default and held and clients.n_clients + held < _FEW:
+    if default and held and clients.n_clients + held < FEW:
         chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"new_clients": 0.0})})
         clients = read_clients(chosen)
     return clients, chosen

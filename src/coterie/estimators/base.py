@@ -18,8 +18,8 @@ from coterie.errors import ConfigError
 from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
-from coterie.methods.baselines import target_variance
 from coterie.methods.fit import fit
+from coterie.methods.measuring import target_variance
 from coterie.methods.session import Watch
 from coterie.models import Model
 from coterie.option_fields import abouts, options_in, parameters

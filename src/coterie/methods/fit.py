@@ -56,8 +56,8 @@ def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None
     """Refuse what cannot work, before anything is written."""
     if options.method == "auto":
         raise ConfigError(
-            "--method auto compares structures, and that is done where the rows are at hand",
-            "run `coterie compare` on some of the clients, and name the method",
+            "method auto compares structures first, and is no method itself",
+            "call coterie.compare, and fit_chosen with what it finds",
         )
     check_options(options)
     family_of(options.method).check(clients, options, given)
@@ -67,4 +67,4 @@ def train(clients: Clients, session: Session, given: Given = Given()) -> Fitted:
     """Fit what the session's options say, which were checked."""
     began = time.perf_counter()
     fitted = family_of(session.options.method).train(session, clients, given)
-    return replace(fitted, seconds=time.perf_counter() - began)
+    return replace(fitted, seconds=time.perf_counter() - began, traffic=session.traffic)

@@ -12,13 +12,17 @@ from coterie.methods.linear.fitting import CLASSES, FOLDS, TOLERANCE, fitted, ru
 from coterie.methods.linear.structures import ORDER, Effort, on_newcomers
 from coterie.methods.linear.task import Task, checked
 from coterie.methods.session import Session, Watch, model_for
+from coterie.protocol import together
 from coterie.selection import networks as on_networks
 from coterie.selection.density import density_newcomers, fit_densities
 from coterie.selection.networks import Networks
 from coterie.selection.result import Comparison
 from coterie.selection.summary import New, summarised
 
-__all__ = ["compare"]
+__all__ = ["FEW", "NEW_CLIENTS", "compare"]
+
+NEW_CLIENTS = 0.2  # share of the clients that commands hold out, when nobody says
+FEW = 10  # clients: of fewer, none is held out
 
 _ROUNDS = (10, 30, 60)  # after which networks may be done
 _STARTS = 3  # of networks' groups, at most
@@ -105,10 +109,9 @@ def _new_clients(task: Task, evidence: Evidence) -> New:
     problem = replace(task.problem, n_folds=1, held=(1,))
     support, query = task.newcomers
     rows = support.with_folds(1, seed=task.seed, test=query)
-    return {
-        name: run(task, None, on_newcomers(one, evidence.settings[name], problem), 1, rows)
-        for name, one in evidence.found.items()
-    }
+    programs = {name: on_newcomers(one, evidence.settings[name], problem) for name, one in evidence.found.items()}
+    found: New = run(task, None, together(programs), 1, rows)
+    return found
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +17,10 @@ from coterie.algorithms.preparation import Scaling
 from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
-from coterie.methods.baselines import target_variance
 from coterie.methods.linear.choice import Evidence, names_where
 from coterie.methods.linear.structures import Setting, Within
 from coterie.methods.linear.task import Task
+from coterie.methods.measuring import target_variance
 from coterie.select import as_good, difference, mean_and_error
 from coterie.selection.result import Comparison, FitAdvice, Grouping, Structure, Trial
 
@@ -106,7 +107,8 @@ def summarised(
         names=names,
         rows=clients.train.counts.numpy(),
         judged=evidence.judged.numpy(),
-        too_small=names_where(names, ~evidence.judged),
+        too_small=names_where(names, ~task.judged),
+        absent=names_where(names, evidence.absent),
         outliers=names_where(names, evidence.odd),
         outlier_score=evidence.outlier_score.numpy(),
         worse_off=names_where(names, gain < 0),
@@ -204,10 +206,15 @@ class _Parts:
         mean = (right * rows)[there].sum() / rows[there].sum()
         if not self.task.problem.is_regression:
             return float(mean), None
-        assert self.clients.test is not None
-        variance = target_variance(self.clients.test, self.task.session)
+        variance = self._test_variance
         squares = float(mean * self.task.scaling.y_scale**2)
         return math.sqrt(squares), 1.0 - squares / variance if variance > 0 else None
+
+    @cached_property
+    def _test_variance(self) -> float:
+        """Of the test rows' targets."""
+        assert self.clients.test is not None
+        return target_variance(self.clients.test, self.task.session)
 
     def _trials(self, name: str) -> tuple[Trial, ...]:
         found = self.evidence.found[name]
@@ -254,15 +261,17 @@ def _grouping(
     assert found.labels is not None
     assert found.margin is not None
     labels, k = found.labels[j].numpy(), int(found.settings[j]["n_clusters"])  # [M, F]
+    there = ~evidence.absent.numpy()
     final, folds = labels[:, -1], labels[:, :-1].T
+    agreement = np.mean([_matched(fold, final, k) == final for fold in folds], axis=0)
     return Grouping(
-        labels=final,
-        sizes=np.bincount(final, minlength=k),
+        labels=np.where(there, final, -1),
+        sizes=np.bincount(final[there], minlength=k),
         profile=_profile(found.fits[j], problem, scaling) if found.fits else None,
         features=clients.schema.feature_names,
-        stability=float(np.mean([adjusted_rand(fold, final) for fold in folds])),
-        agreement=np.mean([_matched(fold, final, k) == final for fold in folds], axis=0),
-        margin=found.margin[j].numpy(),
+        stability=float(np.mean([adjusted_rand(fold[there], final[there]) for fold in folds])),
+        agreement=np.where(there, agreement, np.nan),
+        margin=np.where(there, found.margin[j].numpy(), np.nan),
         map=None if place is None else place.numpy(),
     )
 

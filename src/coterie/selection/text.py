@@ -182,6 +182,9 @@ def _odd_clients(found: Comparison) -> list[str]:
             f"No shared model fits {_number(len(found.outliers), 'client')}, not counted in the choice: "
             f"{_some(found.outliers)}. Check their data."
         )
+    if found.absent:
+        many = _number(len(found.absent), "client")
+        out.append(f"{many} did not answer and took no part: {_some(found.absent)}.")
     if found.too_small:
         have = "has" if len(found.too_small) == 1 else "have"
         few = _number(len(found.too_small), "client")
@@ -190,11 +193,11 @@ def _odd_clients(found: Comparison) -> list[str]:
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
-def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int) -> str | None:
-    """Write the `coterie fit` that fits a structure to the same data, quoted for a shell; None when there is none."""
-    if advice.method is None or data.path is None:
+def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: bool = False) -> str | None:
+    """Write the command that fits a structure to the same data, quoted for a shell; None when there is none."""
+    if advice.method is None or (data.path is None and not on_flower):
         return None
-    words = ["coterie", "fit", data.path]
+    words = ["coterie", "flower", "run"] if on_flower else ["coterie", "fit", str(data.path)]
     for name, value in (("--client", data.client), ("--target", data.target)):
         words += [] if value is None else [name, value]
     words += _data_words(data)

@@ -16,7 +16,7 @@ from rich.table import Table
 from coterie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coterie.protocol import Algorithm, Save
+    from coterie.protocol import Lockstep, Save
 
 __all__ = [
     "Column",
@@ -77,7 +77,7 @@ def json_safe(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def seen(algorithm: "Algorithm", see: "Callable[[Save], tuple[Save, bool]]") -> "Algorithm":
+def seen(algorithm: "Lockstep", see: "Callable[[Save], tuple[Save, bool]]") -> "Lockstep":
     """Pass an algorithm's questions on; `see` may change what it saves, and says whether to go on after that."""
     from coterie.protocol import Save
 

@@ -32,7 +32,7 @@ from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.evaluate import match_errors, match_models
 from coterie.models import Dense
-from coterie.protocol import Algorithm
+from coterie.protocol import Lockstep
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
 from coterie.studies.data.synthetic import Planted, Preset, bernoulli_starts, mixed_regression
 from coterie.studies.parallel import side_by_side
@@ -243,7 +243,7 @@ def _trial(init: str, chosen: Settings, point: Point, trial: int) -> _Trial:
     return _Trial(errors.tolist(), time.perf_counter() - begin)
 
 
-def _run_while_finite(saved: State | None, **options: Any) -> Algorithm:
+def _run_while_finite(saved: State | None, **options: Any) -> Lockstep:
     """Run IFCA, but not on once it has diverged: a third of the step sizes do, and nothing can come of it."""
     return seen(ifca(saved, **options), lambda save: (save, bool(save.state.theta.isfinite().all())))
 

@@ -24,7 +24,7 @@ from coterie.algorithms.srpfl import Adaptive, Fixed, Stages, Theory, srpfl
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.participation import DynamicExponential, Exponential, Speeds, VirtualClock
-from coterie.protocol import Algorithm, Save
+from coterie.protocol import Lockstep, Save
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
 from coterie.studies.data.representations import PlantedRepresentation, principal_distance
 from coterie.studies.data.representations import linear_representation as plant
@@ -45,7 +45,7 @@ CAPTION = (
 )
 _NEAR = 0.5  # from here on a distance falls exponentially; a random start is in no direction yet
 
-Program = Callable[[Any], Algorithm]
+Program = Callable[[Any], Lockstep]
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _program(method: str, chosen: Settings, seed: int, moments: Tensor, planted:
         far = float(principal_distance(save.state.theta, planted.basis))
         return replace(save, info={**save.info, "distance": far}), True
 
-    def everyone(state: Any) -> Algorithm:
+    def everyone(state: Any) -> Lockstep:
         start = "random" if method.endswith("-random") else moments
         return seen(_steps(state, chosen, seed, start, rounds=chosen.rounds), see)
 
@@ -186,7 +186,7 @@ def _program(method: str, chosen: Settings, seed: int, moments: Tensor, planted:
     return lambda state: srpfl(everyone, state, n0=chosen.first, n_clients=most, stages=chosen.rule)
 
 
-def _steps(state: State | None, chosen: Settings, seed: int, start: Any, *, rounds: int) -> Algorithm:
+def _steps(state: State | None, chosen: Settings, seed: int, start: Any, *, rounds: int) -> Lockstep:
     return linear_representation(
         state, n_features=chosen.features, rank=chosen.rank, rounds=rounds, step_size=chosen.step_size, seed=seed,
         start=start, batch_size=chosen.batch_size,
