@@ -41,6 +41,12 @@ app.command("compare")(compare_command)
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
+NodeState = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", help="On a node of a federation: its state folder, with personal models that stayed there."
+    ),
+]
 
 # Misuse raises click's errors. Older versions of typer depend on click, newer ones carry it inside: what both give out by
 # name is one kind of usage error, whose base is the base of all.
@@ -107,13 +113,13 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 
 
 @app.command("predict")
-def predict_command(run: Run, data: Data, out_: Out = None) -> None:
+def predict_command(run: Run, data: Data, out_: Out = None, state: NodeState = None) -> None:
     """Predict every row of DATA with its client's model: that of its cluster, its mixture, or its personal model."""
     _write("predicted", run, data, out_)
 
 
 @app.command("assign")
-def assign_command(run: Run, data: Data, out_: Out = None) -> None:
+def assign_command(run: Run, data: Data, out_: Out = None, state: NodeState = None) -> None:
     """Assign clients, old or new, by their labelled rows: to clusters, mixture proportions, or personal models."""
     _write("assigned", run, data, out_)
 

@@ -26,6 +26,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import read_choice
+from coterie.methods.personal.model import Personal
 from coterie.methods.run_tables import events, hide_untested
 from coterie.models import Model
 from coterie.report.run_folder import read_document
@@ -139,7 +140,7 @@ def read_options(folder: Path) -> FitOptions:
         ) from None
 
 
-def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Fitted:
+def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Path | None = None) -> Fitted:
     """Read a finished run: all that predicting and placing need, without what happened on the way.
 
     Parameters
@@ -148,10 +149,16 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Fitted
         The run.
     module : nn.Module or Model, optional
         The user's own network, when that was trained: code is not kept in a run folder.
+    state : Path, optional
+        The state folder of a node, where this is one: its clients' own parts are there.
     """
     document, options = _read_finished(folder), read_options(folder)
     family, found = family_of(options.method), document["results"]
     models, schema = family.models.load(folder, document, module)
+    if state is not None:
+        if not isinstance(models, Personal):
+            raise ConfigError(f"{options.method} leaves nothing with clients", "leave the state folder out")
+        models = models.at_node(folder, state)
     scores = [family.score(**said) for said in found["methods"]]
     extra = {"counted": read_choice(found["components_choice"])} if "components_choice" in found else {}
     counted = [found.get(one.name) for one in fields(Traffic)]

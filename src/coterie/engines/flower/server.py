@@ -63,7 +63,7 @@ class OnFlower:
     ) -> None:
         self.link, self.rows = link, rows
         self.set_up(participation=participation, clock=clock, seed=seed, store=store)
-        self.private = RemoteState()
+        self.private = self._nothing
         self.heard: Tensor = torch.zeros(rows.n_clients, dtype=torch.int64)  # answers of each client to the first run
         self._number = 0  # of the last question
         self._needed: dict[str, int] | None = None  # answers that a checkpoint goes back to; None: there is none
@@ -230,13 +230,19 @@ class OnFlower:
         self.private = replace(self.private, fields=fields)
 
     # -- private state ------------------------------------------------------------------------------------------------
+    @property
+    def _nothing(self) -> RemoteState:
+        own = self._by_node(torch.arange(self.rows.n_clients))
+        names = {node: tuple(self.rows.names[ids].tolist()) for node, ids in own.items()}
+        return RemoteState(run=self.link.run, clients=names)
+
     def knows(self, run: int) -> bool:
         """Whether clients keep private state of a run already."""
         return run in self.private.fields
 
     def forget(self) -> None:
         """Begin without private state."""
-        self.private, self._number = RemoteState(), 0
+        self.private, self._number = self._nothing, 0
         self.heard = torch.zeros_like(self.heard)
 
     def keep(self) -> tuple[Tensors, Any]:
@@ -261,9 +267,8 @@ class OnFlower:
             if own:
                 fields.setdefault(int(number), {})[own] = value
         self.heard = tensors["private/heard"]
-        self.private = RemoteState(
-            {name: (store, number) for name, (store, number) in rest["accepted"].items()}, fields
-        )
+        accepted = {name: (store, number) for name, (store, number) in rest["accepted"].items()}
+        self.private = replace(self._nothing, accepted=accepted, fields=fields)
         self._number, self._needed = rest["number"], self._own_numbers()
 
 

@@ -16,7 +16,7 @@ from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import load_tensors, save_tensors
-from coterie.engines.private import RemoteState
+from coterie.engines.private import RemoteState, kept_on_node
 from coterie.errors import RunError
 from coterie.evaluate import Measured, measure_own_ask
 from coterie.local import Training, own_outputs
@@ -115,7 +115,10 @@ class Personal:
     def parts(self) -> Tensor:
         """[M, ...] the personal parts, where they are here."""
         if isinstance(self.own, RemoteState):
-            raise RunError("personal parameters are stored at the clients", "predict at the clients")
+            raise RunError(
+                "personal parameters are stored at the clients",
+                "predict there: coterie predict RUN DATA --state FOLDER",
+            )
         return self.own
 
     def of(self, names: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -208,9 +211,11 @@ class Personal:
             "layers": list(self.layers), **how,
         }  # fmt: skip
         save_tensors(folder / _COMMON, {"theta": self.theta, **start, **scaling}, said)
-        here = isinstance(self.own, Tensor)  # else parts have stayed with their clients
-        own, names = (self.parts, self.names.tolist()) if here else (self.fit.start[None][:0], [])
-        save_tensors(folder / _CLIENTS, {"own": own}, {"names": names})
+        if isinstance(self.own, RemoteState):  # parts have stayed with their clients
+            there = {"names": [], "kept": self.own.record(self._field)}
+            save_tensors(folder / _CLIENTS, {"own": self.fit.start[None][:0]}, there)
+        else:
+            save_tensors(folder / _CLIENTS, {"own": self.own}, {"names": self.names.tolist()})
 
     @classmethod
     def load(cls, folder: Path, document: Mapping[str, Any], module: nn.Module | Model | None) -> tuple[Self, Schema]:
@@ -222,6 +227,15 @@ class Personal:
         scaling = scaling_from(common, said)
         found = cls(model, tuple(said["layers"]), common["theta"], names, own["own"], fit, scaling)
         return found, Schema.model_validate(said["schema"])
+
+    def at_node(self, folder: Path, state: Path) -> Self:
+        """Take in the parts of a node's clients, where its state folder is; `folder` is the run's."""
+        _, who = load_tensors(folder / _CLIENTS)
+        if "kept" not in who:
+            raise RunError(f"the personal parameters of {folder} are in that folder", "leave the state folder out")
+        names, own = kept_on_node(state, who["kept"])
+        order = np.argsort(np.asarray(names, dtype=str), kind="stable")
+        return replace(self, names=np.asarray(names, dtype=str)[order], own=own[torch.from_numpy(order)])
 
     @staticmethod
     def read_fit(model: Model, common: dict[str, Tensor], said: dict[str, Any]) -> "Fit | Fitting":
