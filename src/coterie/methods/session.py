@@ -161,6 +161,7 @@ class Session:
 
         It is counted in `traffic`, or as the session's.
         """
+        assert len({id(part.rows) for part in parts}) == len(parts)  # what clients keep is the engine's
         requests = []
         for part in parts:
             engine = self.engine(part.rows, asks=True)
