@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.local import chosen, client_losses, outputs, own_outputs, worst_if_nan
 from coterie.models import Model, row_loss
-from coterie.protocol import Ask, Block, Stack, Sum, Tensors
+from coterie.protocol import Ask, Block, Stack, Sum, Tensors, from_sums
 
 __all__ = [
     "Labels",
@@ -113,6 +113,7 @@ def target_ask(about: Tensor) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Compare all models on a client's rows."""
     model, theta = shared["model"], shared["theta"]  # [S, K, P]
@@ -138,17 +139,20 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     return reply, {}
 
 
+@from_sums
 def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's given model on its rows."""
     scores = chosen(outputs(shared["model"], shared["theta"], data), each["label"])  # [S, C, N, O]
     return judged(shared["model"], scores, data), {}
 
 
+@from_sums
 def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's private model on its rows, and leave it as it is."""
     return judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
 
 
+@from_sums
 def target_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums over a client's targets."""
     y = data.target.to(torch.float64)

@@ -15,7 +15,7 @@ from coterie.algorithms.averaging import State, averaged
 from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves
 from coterie.local.least_squares import gram, ridge, solve_ridge
 from coterie.models import Dense, Model
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, from_sums
 
 __all__ = ["LocalState", "State", "fedavg", "local_models", "pooled_ridge"]
 
@@ -121,6 +121,7 @@ def local_models(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def train_shared(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[dict[str, Any], Tensors]:
@@ -135,6 +136,7 @@ def train_shared(
     return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
 
 
+@from_sums
 def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Go on training the client's own model, for one round or several."""
     model, theta = shared["model"], private["theta"]  # [S, C, P]
@@ -148,6 +150,7 @@ def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {"loss": loss.to(torch.float64), "n": n}, {"theta": theta}
 
 
+@from_sums
 def products(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums of products for exact ridge regression."""
     return {"gram": gram(shared["model"], data)[None], "n": data.n[None]}, {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.local.monomials import monomials, n_monomials
 from coterie.models import Dense
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, from_sums
 
 __all__ = [
     "Scaling",
@@ -168,6 +168,7 @@ def steepness(model: Dense, bound: float) -> float:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Counts, sums and squares about a given centre of every column, missing values left out."""
     real = data.real.view(*data.real.shape, *(1,) * (data.x.dim() - 2))
@@ -192,12 +193,14 @@ def monomial_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {name: value[None] for name, value in reply.items()}, {}
 
 
+@from_sums
 def squared_length(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Mean squared length of each client's rows: the sum of its eigenvalues, so at least the largest."""
     x = _with_intercept(shared["model"], data).to(torch.float64)
     return {"length": torch.einsum("cnd,cnd,cn->c", x, x, data.weights.to(torch.float64))[None]}, {}
 
 
+@from_sums
 def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Largest eigenvalue of each client's mean x x^T by power iteration, over `scale`, to the 16th power."""
     x = _with_intercept(shared["model"], data)

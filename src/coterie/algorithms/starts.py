@@ -19,7 +19,7 @@ from coterie.errors import ConfigError
 from coterie.local import Training, client_losses, outputs, train, worst_if_nan
 from coterie.local.least_squares import ridge
 from coterie.models import Dense, Model
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
+from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, from_sums
 
 __all__ = ["Start", "another_model", "attract", "first_models", "fit_alone", "potential", "serve"]
 
@@ -138,6 +138,7 @@ def _scratch(model: Model, *thetas: Tensor) -> int:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def attract(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Count whom each model of several candidate starts attracts.  theta [S, draws K, P] -> [S, C, draws, K]"""
     model, theta, k = shared["model"], shared["theta"], shared["n_clusters"]
@@ -146,6 +147,7 @@ def attract(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     return {"count": one_hot(label, k).transpose(1, 2) * (data.n > 0)[:, None, None]}, {}
 
 
+@from_sums
 def serve(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Say how badly the models so far serve a client: the total loss of the best; with no model yet, the row count."""
     model, theta = shared["model"], shared["theta"]  # [S, J, P]
@@ -156,6 +158,7 @@ def serve(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     return {"loss": loss * n}, {}
 
 
+@from_sums
 def fit_alone(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit a model to a client's own rows: in closed form for linear regression, by gradient descent otherwise."""
     model, base = shared["model"], shared["base"]  # [S, P]
@@ -165,6 +168,7 @@ def fit_alone(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     return {"theta": train(model, theta, data, shared["step_size"], shared["training"], shared["key"])}, {}
 
 
+@from_sums
 def potential(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Total loss that a client would have if each candidate joined the models so far.  -> [S, C, L]"""
     model, theta, found = shared["model"], shared["theta"], shared["found"]  # [S, J, P], [S, L, P]

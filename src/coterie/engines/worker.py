@@ -64,6 +64,8 @@ class Worker:
         ids : Tensor
             The clients, ascending.
         """
+        for ask in asks.values():
+            self.rows.admit(ask.step)
         groups = [_Lockstep(runs, [asks[run] for run in runs]) for runs in _alike(asks)]
         if len(ids):
             room = sum(group.bytes for group in groups)
