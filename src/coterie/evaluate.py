@@ -48,7 +48,8 @@ class Placed:
     margin : Tensor
         [M] how much more the runner-up loses (0 when there is one model only).
     margin_error : Tensor
-        [M] standard error of the margin, from the rows' paired differences; infinite with fewer than two rows.
+        [M] standard error of the margin, from the rows' paired differences; infinite with fewer than two rows, and NaN
+        where rows are not known, but only their sums.
     rows : Tensor
         [M] rows that this rests on.
     """
@@ -61,10 +62,10 @@ class Placed:
 
     @property
     def certain(self) -> Tensor:
-        """[M] whether the margin is more than two standard errors: otherwise it is within noise."""
+        """[M] whether the margin is more than two standard errors: otherwise it is within noise, as far as that is known."""
         if self.losses.shape[1] == 1:
             return torch.ones_like(self.label, dtype=torch.bool)
-        return self.margin > 2 * self.margin_error
+        return (self.margin > 2 * self.margin_error) | self.margin_error.isnan()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from coterie.data.clients import left_out
 from coterie.data.draws import First, Fold, Rule, Share
 from coterie.data.moments import Moments, spectrum
 from coterie.data.schema import Column, Missing, Schema
@@ -156,6 +157,10 @@ class Site:
 
         moments = {name: Moments(m.n, some(m.mean), some(m.products)) for name, m in self.moments.items()}
         return replace(self, moments=moments, digits=digits)
+
+    def left_out(self) -> list[str]:
+        """Say what was not summed."""
+        return left_out(self.dropped_rows, self.dropped_clients)
 
     def reveals(self) -> list[str]:
         """Say what somebody can learn of the rows who has the file."""

@@ -81,11 +81,11 @@ def read_sites(
     _check_agreement(sites)
     _check_asked(sites[0][1], new_clients=new_clients, **asked)
     clients = joined_sites([site for _, site in sites], new_clients=new_clients, min_rows=min_rows)
-    parts = {
-        name: None if (rows := getattr(clients, name)) is None else rows.to(dtype)
-        for name in ("train", "test", "newcomers")
-    }
-    return replace(clients, **parts)
+    train, test, new = (
+        None if rows is None else rows.to(dtype) for rows in (clients.train, clients.test, clients.newcomers)
+    )
+    assert train is not None
+    return replace(clients, train=train, test=test, newcomers=new)
 
 
 def joined_sites(sites: Sequence[Site], *, new_clients: float = 0.0, min_rows: int = 1) -> Clients:
@@ -163,7 +163,7 @@ def _in_columns(site: Site, moments: Moments, place: dict[str | None, int]) -> M
 # -- what is refused --------------------------------------------------------------------------------------------------
 def _check_agreement(sites: Sequence[tuple[str, Site]]) -> None:
     """Refuse files that do not go together."""
-    (first, one), seen = sites[0], {}
+    (first, one), seen = sites[0], dict[str, str]()
     for where, site in sites:
         if said := disagreement((first, one.schema), (where, site.schema)):
             raise DataError(*said)

@@ -12,6 +12,7 @@ from torch import Tensor
 from coterie.algorithms import fedavg
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
+from coterie.data.stand_ins import StandIns
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask, target_ask
 from coterie.local import worst_if_nan
 from coterie.methods.base import Score
@@ -35,8 +36,10 @@ _LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 
 
 def placed(model: Model, theta: Tensor, rows: Ragged, session: Session | None = None) -> Placed:
-    """Place clients among models theta [K, P] by the loss on their rows."""
-    return Placed(**(session or Session()).ask(rows, place_ask(model, theta)).values)
+    """Place clients among models theta [K, P] by the loss on their rows; how certain that is takes the rows themselves."""
+    found = Placed(**(session or Session()).ask(rows, place_ask(model, theta)).values)
+    unknown = torch.full_like(found.margin_error, torch.nan)
+    return replace(found, margin_error=unknown) if isinstance(rows, StandIns) else found
 
 
 def measured_models(

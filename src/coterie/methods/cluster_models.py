@@ -136,7 +136,7 @@ class ClusterModels:
         return {
             "label": self.placed.label.numpy(),
             "margin": self.placed.margin.double().numpy(),
-            "margin_error": pa.array(self.placed.margin_error.double().tolist(), pa.float64()),
+            "margin_error": pa.array(self.placed.margin_error.double().tolist(), pa.float64(), from_pandas=True),
             "certain": self.placed.certain.numpy(),
             "map_x": x,
             "map_y": y,

@@ -194,7 +194,7 @@ def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int) -> str | Non
     """Write the `coterie fit` that fits a structure to the same data, quoted for a shell; None when there is none."""
     if advice.method is None or data.path is None:
         return None
-    words = ["coterie", "fit", data.path]
+    words = ["coterie", "fit", *([data.path] if isinstance(data.path, str) else data.path)]
     for name, value in (("--client", data.client), ("--target", data.target)):
         words += [] if value is None else [name, value]
     words += _data_words(data)
