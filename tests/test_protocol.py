@@ -11,18 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from coterie.data.ragged import Ragged
+from coterie.engines.in_process import InProcess
 from coterie.protocol import (
+    Ask,
     Block,
     ByCluster,
     ClusterSums,
     Mean,
     Replies,
     RowProduct,
+    Save,
     Stack,
     Sum,
     Tensors,
     WeightedMean,
     one_run_at_a_time,
+    together,
 )
 
 RUNS, CLIENTS, CLUSTERS = 2, 6, 3
@@ -290,3 +295,73 @@ def test_one_run_at_a_time_gives_a_step_its_own_run() -> None:
     assert private["seen"].tolist() == [[1.0] * 3] * 2
     assert calls == [(), ()]
     assert (looped.__name__, looped.__module__) == (step.__name__, step.__module__)
+
+
+# -- several asks in one message --------------------------------------------------------------------------------------
+def counted(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """How often a client was asked under a name, and its rows times a number."""
+    name = shared["name"]
+    times = private[name] + 1
+    return {"value": shared["factor"][:, None] * data.n, "times": times}, {name: times}
+
+
+def count_ask(name: str, factor: float, **how: Any) -> Ask:
+    shared = {"name": name, "factor": torch.tensor(factor, dtype=torch.float64)}
+    fresh = {name: torch.zeros((), dtype=torch.float64)}
+    return Ask(counted, shared, {"value": Sum(), "times": Stack()}, fresh=fresh, **how)
+
+
+def asks_in_turn(name: str, n: int, **how: Any) -> Any:
+    """Ask n times, save between, and return all answers."""
+    got = []
+    for i in range(n):
+        replies = yield count_ask(name, float(i + 1), **how)
+        got.append((float(replies["value"]), replies["times"].tolist()))
+        yield Save(None)
+    return got
+
+
+@pytest.fixture
+def three_clients() -> InProcess:
+    return InProcess(Ragged.from_blocks(torch.zeros(3, 2, 1), torch.zeros(3, 2)))
+
+
+def test_algorithms_together_answer_as_each_alone_and_share_messages(three_clients: InProcess) -> None:
+    lengths = {"a": 3, "b": 1, "c": 2}
+    alone = {
+        name: InProcess(three_clients.worker.rows).run([lambda _, a=name: asks_in_turn(a, lengths[a])])
+        for name in lengths
+    }
+    messages = []
+    answer = three_clients.dispatch
+    three_clients.dispatch = lambda groups: messages.append(groups) or answer(groups)  # type: ignore[method-assign]
+    both = three_clients.run([lambda _: together({name: asks_in_turn(name, n) for name, n in lengths.items()})])
+    assert both.states[0] == {name: done.states[0] for name, done in alone.items()}
+    assert [[len(asks) for asks, _ in groups] for groups in messages] == [[3], [2], [1]]
+    assert [done.info["running"] for done in both.rounds] == [["a", "b", "c"], ["a", "c"], ["a"]]
+
+
+def test_asks_to_different_clients_share_a_message(three_clients: InProcess) -> None:
+    def both(_: Any) -> Any:
+        got = yield count_ask("all", 1.0), count_ask("one", 1.0, to=torch.tensor([1]))
+        return [replies.ids.tolist() for replies in got]
+
+    messages = []
+    answer = three_clients.dispatch
+    three_clients.dispatch = lambda groups: messages.append(groups) or answer(groups)  # type: ignore[method-assign]
+    assert three_clients.run([both]).states[0] == [[0, 1, 2], [1]]
+    assert len(messages) == 1
+    assert three_clients.private[0]["one"].tolist() == [0, 1, 0]  # of one run, whichever ask it was
+
+
+def test_together_may_be_nested(three_clients: InProcess) -> None:
+    def inner() -> Any:
+        first = yield from asks_in_turn("first", 1)
+        rest = yield from together({"x": asks_in_turn("x", 2), "y": asks_in_turn("y", 1)})
+        return first, rest
+
+    done = three_clients.run([lambda _: together({"in": inner(), "out": asks_in_turn("out", 4)})])
+    (first, rest), out = done.states[0]["in"], done.states[0]["out"]
+    assert [value for value, _ in first + rest["x"]] == [6.0, 6.0, 12.0]
+    assert [value for value, _ in out] == [6.0, 12.0, 18.0, 24.0]
+    assert len(done.rounds) == 4

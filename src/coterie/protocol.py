@@ -3,7 +3,8 @@
 
 An algorithm is a generator. It yields an `Ask` (which client function, what is sent, to whom, what may come back) and is
 sent `Replies`; it yields a `Save` once a round. An engine drives the generator and routes each ask to workers, which hold
-clients' rows and private state.
+clients' rows and private state. Several asks that do not wait for each other go out in one message: an algorithm yields a
+tuple of them, and is sent a tuple of replies (`together` makes such tuples of whole algorithms).
 
 A client function answers for many clients and several runs at once::
 
@@ -34,6 +35,7 @@ __all__ = [
     "ByCluster",
     "ClusterSums",
     "Fold",
+    "Lockstep",
     "Mean",
     "Replies",
     "RowProduct",
@@ -45,6 +47,9 @@ __all__ = [
     "WeightedMean",
     "from_sums",
     "one_run_at_a_time",
+    "run_of",
+    "slot",
+    "together",
 ]
 
 Tensors = dict[str, Tensor]
@@ -409,6 +414,59 @@ class Replies:
 
 
 Algorithm = Generator[Ask | Save, Replies | None, Any]
+Lockstep = Generator[Ask | tuple[Ask, ...] | Save, Any, Any]  # of several algorithms: it asks several things at once
+
+_RUNS = 1 << 20  # more than there will ever be in lockstep
+
+
+def slot(run: int, part: int) -> int:
+    """Number of one of the asks that a run puts in one message; that of the first is the run's own."""
+    return run + part * _RUNS
+
+
+def run_of(slot: int) -> int:
+    """Whose ask it is: clients keep private state by run."""
+    return slot % _RUNS
+
+
+def together(programs: Mapping[str, Lockstep]) -> Lockstep:
+    """Advance algorithms in lockstep, as one run: what they ask at the same time goes out in one message.  -> name: result
+
+    Clients keep what all of them leave with them, so names of private state must differ where it is not the same. What
+    single algorithms save is dropped; once a message it is told which of them are at work.
+    """
+    members = {name: _Member(program) for name, program in programs.items()}
+    while running := {name: member for name, member in members.items() if member.asks}:
+        replies = iter((yield tuple(ask for member in running.values() for ask in member.asks)))
+        for member in running.values():
+            member.take(tuple(itertools.islice(replies, len(member.asks))))
+        yield Save(None, {"running": list(running)})
+    return {name: member.result for name, member in members.items()}
+
+
+class _Member:
+    """An algorithm that advances with others: what it asks now, or what came of it."""
+
+    def __init__(self, program: Lockstep) -> None:
+        self.program = program
+        self.result: Any = None
+        self.asks: tuple[Ask, ...] = ()
+        self._next(None)
+
+    def take(self, replies: tuple[Replies, ...]) -> None:
+        """Go on with the answers."""
+        self._next(replies if self._several else replies[0])
+
+    def _next(self, answer: Any) -> None:
+        try:
+            wanted = self.program.send(answer)
+            while isinstance(wanted, Save):
+                wanted = self.program.send(None)
+        except StopIteration as end:
+            self.result, self.asks = end.value, ()
+            return
+        self._several = isinstance(wanted, tuple)
+        self.asks = wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def from_sums(step: _AnyStep) -> _AnyStep:

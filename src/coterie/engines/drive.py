@@ -17,7 +17,7 @@ from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, 
 from coterie.engines.worker import Answer
 from coterie.errors import RunError
 from coterie.participation import Clock, Participants, Participation, select_participants
-from coterie.protocol import Algorithm, Ask, Replies, Save, Tensors
+from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 
 __all__ = ["Engine", "Finished", "Program", "Response", "Round", "drive", "finish"]
 
@@ -53,7 +53,7 @@ class Response:
     Attributes
     ----------
     answers : dict
-        Run -> its answer.
+        Slot -> its answer.
     elapsed : float
         Seconds that it took, by the engine's clock; 0 without one.
     events : list of str
@@ -84,8 +84,8 @@ class Engine(Protocol):
     def keys(self) -> Tensor:
         """[M] identity of each client for randomness."""
 
-    def dispatch(self, asks: Mapping[int, Ask], who: Participants) -> Response:
-        """Put every run's ask to the same clients."""
+    def dispatch(self, groups: Sequence[tuple[Mapping[int, Ask], Participants]]) -> list[Response]:
+        """Put asks, by their slots, to the clients of each group: all in one message to each."""
 
     def knows(self, run: int) -> bool:
         """Whether clients keep private state of a run already."""
@@ -158,7 +158,7 @@ class _Drive:
         self.rounds: list[Round] = []
         self.times = [0.0] * len(programs)
         self.barrier = 0  # rounds that all unfinished runs have completed
-        self.generators: dict[int, Algorithm] | None = None
+        self.generators: dict[int, Lockstep] | None = None
         self.returned: dict[int, Any] = {}
 
     def restore(self, path: Path, state_type: type) -> None:
@@ -204,7 +204,7 @@ class _Drive:
             self.generators = {run: program(self.states[run]) for run, program in enumerate(self.programs)}
         begin = time.perf_counter()
         tallies = {run: _Tally() for run in self.generators}
-        waiting: dict[int, Ask] = {}
+        waiting: dict[int, Ask | tuple[Ask, ...]] = {}
         saved: dict[int, Save] = {}
         for run in list(self.generators):
             self._step(run, None, waiting, saved)
@@ -218,7 +218,7 @@ class _Drive:
             self._record(run, save, tallies[run], time.perf_counter() - begin)
         return bool(self.generators)
 
-    def _step(self, run: int, replies: Replies | None, waiting: dict[int, Ask], saved: dict[int, Save]) -> None:
+    def _step(self, run: int, replies: Any, waiting: dict[int, Ask | tuple[Ask, ...]], saved: dict[int, Save]) -> None:
         assert self.generators is not None
         try:
             wanted = self.generators[run].send(replies)
@@ -231,15 +231,29 @@ class _Drive:
         else:
             waiting[run] = wanted
 
-    def _answer(self, waiting: Mapping[int, Ask], tallies: "Mapping[int, _Tally]") -> dict[int, Replies]:
+    def _answer(self, waiting: Mapping[int, Ask | tuple[Ask, ...]], tallies: "Mapping[int, _Tally]") -> dict[int, Any]:
+        """Put what all runs ask in one message.  -> run: replies, or a tuple of them where it asked several things"""
+        asks = {
+            slot(run, part): ask
+            for run, wanted in waiting.items()
+            for part, ask in enumerate(wanted if isinstance(wanted, tuple) else (wanted,))
+        }
+        groups = self._participants(asks)
+        knows = {run: self.engine.knows(run) for run in waiting}
+        responses = self.engine.dispatch([({at: asks[at] for at in slots}, who) for slots, who in groups])
         replies: dict[int, Replies] = {}
-        for runs, who in self._participants(waiting):
-            fresh = {run: not self.engine.knows(run) for run in runs}
-            response = self.engine.dispatch({run: waiting[run] for run in runs}, who)
-            for run, answer in response.answers.items():
-                replies[run] = finish(waiting[run], answer, who.asked, response.elapsed)
-                tallies[run].count(waiting[run], answer, who, fresh[run], response)
-        return replies
+        for (_, who), response in zip(groups, responses, strict=True):
+            for at, answer in response.answers.items():
+                replies[at] = finish(asks[at], answer, who.asked, response.elapsed)
+                tallies[run_of(at)].count(asks[at], answer, who, not knows[run_of(at)])
+            for run in {run_of(at) for at in response.answers}:
+                tallies[run].elapsed += response.elapsed
+                tallies[run].events += response.events
+        return {
+            run: tuple(replies[slot(run, part)] for part in range(len(wanted)))
+            if isinstance(wanted, tuple) else replies[run]
+            for run, wanted in waiting.items()
+        }  # fmt: skip
 
     def _participants(self, waiting: Mapping[int, Ask]) -> list[tuple[list[int], Participants]]:
         """Group runs that ask the same clients at the same time: they share a pass over the rows."""
@@ -280,15 +294,13 @@ class _Tally:
     elapsed: float = 0.0
     events: list[str] = field(default_factory=list)
 
-    def count(self, ask: Ask, answer: Answer, who: Participants, fresh: bool, response: Response) -> None:
+    def count(self, ask: Ask, answer: Answer, who: Participants, fresh: bool) -> None:
         values = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]  # private state begins only once
         sent = sum(v.nbytes if isinstance(v, Tensor) else 8 for v in values)
         planned = len(who.asked) * sent + sum(v.nbytes for v in ask.each.values())
         self.down += planned if answer.bytes_down is None else answer.bytes_down
         self.up += answer.bytes_up
         self.participants = max(self.participants, len(answer.ids))
-        self.elapsed += response.elapsed
-        self.events += response.events
 
 
 def _same_addressees(asks: Mapping[int, Ask]) -> list[list[int]]:

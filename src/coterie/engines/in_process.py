@@ -92,8 +92,11 @@ class InProcess:
         """[M] identity of each client for randomness."""
         return self.worker.rows.keys
 
-    def dispatch(self, asks: Mapping[int, Ask], who: Participants) -> Response:
+    def dispatch(self, groups: Sequence[tuple[Mapping[int, Ask], Participants]]) -> list[Response]:
         """Let those answer who are in time."""
+        return [self._answered(asks, who) for asks, who in groups]
+
+    def _answered(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         begin = time.perf_counter()
         answers = self.worker.answer(asks, who.answered)
         taken = time.perf_counter() - begin

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.protocol import Ask, Block, RowProduct, Tensors
+from coterie.protocol import Ask, Block, RowProduct, Tensors, run_of
 from coterie.threads import for_work
 
 __all__ = ["Answer", "Worker", "same_form"]
@@ -60,7 +60,7 @@ class Worker:
         Parameters
         ----------
         asks : mapping
-            Run number -> its ask.
+            Slot -> its ask. Several asks of a run share its private state.
         ids : Tensor
             The clients, ascending.
         """
@@ -89,13 +89,13 @@ class Worker:
     def _answer_block(self, group: "_Lockstep", block: Block, place: Tensor) -> None:
         each = {name: value[:, place] for name, value in group.each.items()}
         private = {
-            name: torch.stack([self._private(run, name, a.fresh[name])[block.ids] for run, a in group.each_run])
+            name: torch.stack([self._private(run_of(at), name, a.fresh[name])[block.ids] for at, a in group.each_run])
             for name in group.ask.fresh
         }
         reply, private = group.ask.step(dict(group.shared), each, private, block)
         for name, value in private.items():
             for s, run in enumerate(group.runs):
-                self.private[run][name][block.ids] = value[s]
+                self.private[run_of(run)][name][block.ids] = value[s]
         group.take(block.ids, {name: _for_all(value, len(group.runs)) for name, value in reply.items()})
 
     def _private(self, run: int, name: str, fresh: Tensor) -> Tensor:

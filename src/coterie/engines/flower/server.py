@@ -25,7 +25,7 @@ from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import RemoteState, reveal_ask
 from coterie.errors import RunError
 from coterie.participation import Clock, Deadline, Everyone, Participants, Participation, WallClock
-from coterie.protocol import Ask, Replies, Tensors
+from coterie.protocol import Ask, Replies, Tensors, run_of
 
 __all__ = ["OnFlower"]
 
@@ -131,8 +131,11 @@ class OnFlower:
         """[M] identity of each client for randomness."""
         return self.rows.keys
 
-    def dispatch(self, asks: Mapping[int, Ask], who: Participants) -> Response:
+    def dispatch(self, groups: Sequence[tuple[Mapping[int, Ask], Participants]]) -> list[Response]:
         """Ask those whom the clock foretells to be in time, or all, and go on with the first answers."""
+        return [self._dispatched(asks, who) for asks, who in groups]
+
+    def _dispatched(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         foretold = self.clock is not None and not isinstance(self.clock, WallClock)
         begin = time.perf_counter()
         asked = who.answered if foretold else who.asked
@@ -216,8 +219,10 @@ class OnFlower:
 
     def _note_fields(self, asks: Mapping[int, Ask]) -> None:
         fields = self.private.fields
-        new = {run: {**fields.get(run, {}), **ask.fresh} for run, ask in asks.items() if ask.fresh}
-        self.private = replace(self.private, fields={**fields, **new})
+        for at, ask in asks.items():
+            if ask.fresh:
+                fields = {**fields, run_of(at): {**fields.get(run_of(at), {}), **ask.fresh}}
+        self.private = replace(self.private, fields=fields)
 
     # -- private state ------------------------------------------------------------------------------------------------
     def knows(self, run: int) -> bool:
