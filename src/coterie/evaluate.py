@@ -67,6 +67,11 @@ class Placed:
             return torch.ones_like(self.label, dtype=torch.bool)
         return (self.margin > 2 * self.margin_error) | self.margin_error.isnan()
 
+    @property
+    def knows_errors(self) -> bool:
+        """Whether margins have standard errors: sums of products alone do not tell them."""
+        return not bool(self.margin_error.isnan().all())
+
 
 @dataclass(frozen=True)
 class Measured:

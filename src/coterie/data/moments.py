@@ -58,7 +58,7 @@ class Moments:
     def together(self) -> "Moments":
         """All parts as one."""
         n = self.n.sum(1, keepdim=True)
-        share = (self.n / n.clamp(min=1)).to(torch.float64)
+        share = self.n.to(torch.float64) / n.clamp(min=1)
         mean = torch.einsum("mv,mve->me", share, self.mean)[:, None]
         off = self.mean - mean
         products = self.products.sum(1) + torch.einsum("mv,mve,mvf->mef", self.n.to(torch.float64), off, off)

@@ -22,8 +22,6 @@ from coterie.errors import DataError
 
 __all__ = ["MOST_NUMBERS", "Drawn", "Site", "read_site"]
 
-FORMAT, VERSION = "coterie site summary", 1
-
 _MOST_BYTES = 512 << 20  # of a file
 MOST_NUMBERS = 1000  # in a row
 _LARGEST = 1e100
@@ -105,7 +103,7 @@ class _LeftOut(_Model):
 
 class _File(_Model):
     format: Literal["coterie site summary"]
-    version: int
+    version: Literal[1]
     about: dict[str, str | list[str]]
     columns: _Rows
     numbers: list[str]
@@ -188,8 +186,8 @@ class Site:
         unused = {"few_shot", "support"} - self.moments.keys()
         about = {name: said for name, said in _ABOUT.items() if name not in unused}
         head = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": "coterie site summary",
+            "version": 1,
             "about": about | {"reveals": self.reveals()},
             "columns": {
                 "client": self.schema.client, "target": self.schema.target, "features": columns,

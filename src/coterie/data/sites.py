@@ -36,7 +36,9 @@ def summed(clients: Clients, *, seed: int, test_size: float, folds: int, few_sho
     drawn = Drawn(
         seed=seed, test_size=test_size, folds=folds, validation=VALIDATION, few_shot=few_shot, support=SUPPORT
     )
-    rules, rows = drawn.rules, clients.train
+    rules, rows, size = drawn.rules, clients.train, clients.schema.n_features + 1
+    if size > MOST_NUMBERS:
+        raise DataError(f"rows have {size} numbers; the limit is {MOST_NUMBERS}", "leave columns out with --exclude")
     train, test = rows.divide(rules["test"], seed=seed, purpose="test")
     parts: dict[str, Sequence[Ragged]] = {
         "folds": [own for _, own in train.fold_by_fold(folds, seed=seed)],
@@ -197,7 +199,7 @@ def _check_asked(
     for option, (value, unsaid, known) in settled.items():
         if value not in (unsaid, known):
             flag = f"--{option.replace('_', '-')}"
-            hint = f"{flag} {known}" if option in ("test_size", "seed") else again
+            hint = f"give {flag} {known}, or write the summaries again" if option in ("test_size", "seed") else again
             raise ConfigError(f"{option} is {value}, and site summaries were written with {known}", hint)
     for option, columns in (("features", features), ("exclude", exclude), ("categorical", categorical)):
         if columns:

@@ -215,7 +215,7 @@ def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
         return out
     if options.n_clusters is not None and len(theta) < options.n_clusters:
         out.append(f"found {len(theta)} clusters instead of {options.n_clusters}: too few clients can be anchors")
-    if len(theta) > 1 and bool(found.margin_error.isnan().any()):
+    if len(theta) > 1 and not found.knows_errors:
         out.append(
             "how certain clusters are is not known: it takes rows, and site summaries hold sums of products only"
         )
