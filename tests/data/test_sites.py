@@ -270,9 +270,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
         coterie.read(tmp_path)
 
 
-def test_a_file_that_says_more_than_may_be_held_is_refused(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_says_more_than_may_be_held_is_refused(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.data.sites._MOST_MADE", 1000)
     with pytest.raises(DataError, match="the limit is 1,000"):
         coterie.read(sites.summaries)

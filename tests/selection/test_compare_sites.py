@@ -60,8 +60,9 @@ def test_schools_are_compared_as_on_the_rows(shared_data: Path, tmp_path: Path) 
     table = pc.read_csv(shared_data / "school_exam_139schools.csv.gz")
     schools = written(tmp_path, table, "school", target="score", exclude=["x27"], few_shot=5)
     pooled = coterie.read(schools.pooled, client="school", target="score", exclude=["x27"], new_clients=0.2)
-    ours = compare(coterie.read(schools.summaries, new_clients=0.2), quick=True)
-    assert_same(ours, compare(pooled, quick=True, structures=FROM_SUMS))
+    few = {"quick": True, "max_clusters": 2, "max_rank": 2}
+    ours = compare(coterie.read(schools.summaries, new_clients=0.2), **few)
+    assert_same(ours, compare(pooled, structures=FROM_SUMS, **few))
 
 
 @pytest.mark.parametrize(
