@@ -43,6 +43,7 @@ __all__ = [
 _DRAWN = 4  # clients that are asked for their own models, for every start
 _FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
 _STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
+_SETTLED = 1e-3  # and after which it is known which clients belong together, so that clusters may grow again
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def newton_ifca(
     start : Clusters
         Where to begin: at the models of `n_clusters` clusters, or at fewer, which were fitted.
     n_clusters : int
-        How many are wanted. What is grown has one setting: in every fit the best of the starts.
+        How many are wanted. What is grown has one setting: in every fit the best of the starts, not polished: to begin at
+        it again polishes.
     penalties : tuple of float
         Of squared weights, for the mean loss of a row and unit noise: one for every setting, or one for all.
     rounds : int
@@ -139,7 +141,9 @@ def newton_ifca(
             got = yield _step_ask(state, problem)
             state = replace(state, round=state.round + 1, left=state.left - 1)
             if got is not None and got.n:
-                state = _moved(state, got, problem, penalty)
+                state = _moved(state, got, problem, penalty, _SETTLED if grows else _STILL)
+            if grows and state.theta.shape[1] > starts:
+                state = _best(state, starts)
             yield Save(state)
         if grows:
             state = _best(state)
@@ -162,33 +166,33 @@ def _step_ask(state: State, problem: Problem) -> Ask:
     )  # fmt: skip
 
 
-def _moved(state: State, got: Replies, problem: Problem, penalty: Tensor) -> State:
-    """Take Newton's step; a step that hardly moves anything is the last."""
+def _moved(state: State, got: Replies, problem: Problem, penalty: Tensor, still: float) -> State:
+    """Take Newton's step; one that moves nothing by more than `still` is the last."""
     pull = penalty * got["rows"][..., None]  # [F, J, K, P]
     a = got["hessian"] + torch.diag_embed(pull + 1e-9 * (1 + got["rows"][..., None]))
     step = torch.linalg.solve(a, got["gradient"] + pull * state.theta)
     if not problem.is_regression:
         step = step.clamp(-_FAR, _FAR)
     common = got["there"] / got["precision"] if problem.is_regression else state.noise
-    still = float(step.abs().max()) < _STILL * (1 + float(state.theta.abs().max()))
+    last = float(step.abs().max()) < still * (1 + float(state.theta.abs().max()))
     return replace(
         state, theta=state.theta - step, noise=common, objective=got["objective"],
-        hessian=got["curvature"][:, 0] / got["n"][..., None].clamp(min=1), left=0 if still else state.left,
+        hessian=got["curvature"][:, 0] / got["n"][..., None].clamp(min=1), left=0 if last else state.left,
     )  # fmt: skip
 
 
-def _best(state: State) -> State:
-    """The best of the starts, in every fit."""
-    best = worst_if_nan(state.objective).argmin(1)
-    at = torch.arange(len(best))
-    theta, noise, objective = (value[at, best][:, None] for value in (state.theta, state.noise, state.objective))
+def _best(state: State, n: int = 1) -> State:
+    """The best n of the starts, in every fit."""
+    best = worst_if_nan(state.objective).argsort(dim=1, stable=True)[:, :n]  # [F, n]
+    at = torch.arange(len(best))[:, None]
+    theta, noise, objective = (value[at, best] for value in (state.theta, state.noise, state.objective))
     return replace(state, theta=theta, noise=noise, objective=objective)
 
 
 def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algorithm:
     """Own models of clients that are served badly, and that would serve others too.  -> [F, J, P], or None
 
-    What helps one client only is an outlier's; so some more are drawn, and those taken whose models help everybody most.
+    What helps one client only is an outlier's; so some more are drawn, and those go on whose models help everybody most.
     """
     n_clusters = found.theta.shape[2]
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
@@ -203,6 +207,8 @@ def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algor
         return None
     fits = torch.arange(len(picks))[:, None]
     models = own["theta"][torch.from_numpy(place).view(picks.shape), fits]  # [F, L, P]
+    if problem.is_regression:  # a step costs little: all make one, which tells as well who helps most
+        return models
     told = yield Ask(
         candidate_gain, {**shared, "models": models}, {"gain": Sum()}, fresh=problem.fresh, scratch=kept["scratch"]
     )

@@ -14,6 +14,8 @@ from coterie.threads import for_work
 
 __all__ = ["Answer", "Worker", "same_form"]
 
+_CUTS = 4  # ways to cut the same rows that are kept: questions in lockstep want blocks of different sizes
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -52,7 +54,7 @@ class Worker:
         self.rows = rows
         self.block_bytes = block_bytes
         self.private: dict[int, Tensors] = {}  # run -> name -> [M, ...]
-        self._cut: _Cut | None = None
+        self._cuts: list[_Cut] = []
 
     def answer(self, asks: Mapping[int, Ask], ids: Tensor) -> dict[int, Answer]:
         """Put every run's ask to the same clients, in one pass over their rows.
@@ -66,25 +68,34 @@ class Worker:
         """
         for ask in asks.values():
             self.rows.admit(ask.step)
-        groups = [_Lockstep(runs, [asks[run] for run in runs]) for runs in _alike(asks)]
+        groups = [_Lockstep(slots, [asks[at] for at in slots]) for slots in _alike(asks)]
         if len(ids):
-            room = sum(group.bytes for group in groups)
-            scratch = sum(len(group.runs) * group.ask.scratch * group.item_size for group in groups)
             with for_work(self.rows.numbers(ids)):
-                for block in self._blocks(ids, room, scratch):
-                    place = torch.searchsorted(ids, block.ids)
-                    for group in groups:
-                        self._answer_block(group, block, place)
-        return {run: answer for group in groups for run, answer in group.answers().items()}
+                for some in (
+                    [[group] for group in groups] if self._small else [groups]
+                ):  # else rows are read once for all
+                    for block in self._blocks(ids, some):
+                        place = torch.searchsorted(ids, block.ids)
+                        for group in some:
+                            self._answer_block(group, block, place)
+        return {at: answer for group in groups for at, answer in group.answers().items()}
 
-    def _blocks(self, ids: Tensor, room: int, row_room: int) -> Iterable[Block]:
-        """Cut clients into blocks; few rows stay cut until others are asked, together with what clients keep of them."""
+    @property
+    def _small(self) -> bool:
+        """Whether all rows fit into a block."""
+        return isinstance(self.rows.x, Tensor) and self.rows.x.nbytes <= self.block_bytes
+
+    def _blocks(self, ids: Tensor, groups: Sequence["_Lockstep"]) -> Iterable[Block]:
+        """Cut clients into blocks; few rows stay cut for the next time, together with what clients keep of them."""
+        room = sum(group.bytes for group in groups)
+        row_room = sum(len(group.runs) * group.ask.scratch * group.item_size for group in groups)
         cut = self.rows.blocks(ids, budget=self.block_bytes, room=room, row_room=row_room)
-        if not isinstance(self.rows.x, Tensor) or self.rows.x.nbytes > self.block_bytes:
+        if not self._small:
             return cut
-        if self._cut is None or self._cut.room != (room, row_room) or not torch.equal(self._cut.ids, ids):
-            self._cut = _Cut(ids, (room, row_room), list(cut))
-        return self._cut.blocks
+        known = next((old for old in self._cuts if old.room == (room, row_room) and torch.equal(old.ids, ids)), None)
+        made = known or _Cut(ids, (room, row_room), list(cut))
+        self._cuts = [made, *(old for old in self._cuts if old is not made)][:_CUTS]
+        return made.blocks
 
     def _answer_block(self, group: "_Lockstep", block: Block, place: Tensor) -> None:
         each = {name: value[:, place] for name, value in group.each.items()}

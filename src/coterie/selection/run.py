@@ -13,6 +13,7 @@ from coterie.methods.linear.fitting import CLASSES, FOLDS, TOLERANCE, fitted, ru
 from coterie.methods.linear.structures import ORDER, Effort, on_newcomers
 from coterie.methods.linear.task import Task, checked
 from coterie.methods.session import Session, Watch, model_for
+from coterie.protocol import together
 from coterie.selection import networks as on_networks
 from coterie.selection.density import density_newcomers, fit_densities
 from coterie.selection.networks import Networks
@@ -111,10 +112,9 @@ def _new_clients(task: Task, evidence: Evidence) -> New:
     problem = replace(task.problem, n_folds=1, held=(1,))
     support, query = task.newcomers
     rows = support.with_folds(1, seed=task.seed, test=query)
-    return {
-        name: run(task, None, on_newcomers(one, evidence.settings[name], problem), 1, rows)
-        for name, one in evidence.found.items()
-    }
+    programs = {name: on_newcomers(one, evidence.settings[name], problem) for name, one in evidence.found.items()}
+    found: New = run(task, None, together(programs), 1, rows)
+    return found
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -204,10 +205,15 @@ class _Parts:
         mean = (right * rows)[there].sum() / rows[there].sum()
         if not self.task.problem.is_regression:
             return float(mean), None
-        assert self.clients.test is not None
-        variance = target_variance(self.clients.test, self.task.session)
+        variance = self._test_variance
         squares = float(mean * self.task.scaling.y_scale**2)
         return math.sqrt(squares), 1.0 - squares / variance if variance > 0 else None
+
+    @cached_property
+    def _test_variance(self) -> float:
+        """Of the test rows' targets."""
+        assert self.clients.test is not None
+        return target_variance(self.clients.test, self.task.session)
 
     def _trials(self, name: str) -> tuple[Trial, ...]:
         found = self.evidence.found[name]

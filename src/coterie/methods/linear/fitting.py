@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fit linear models under every structure, one after the other, on the same rows with their folds."""
+"""Fit linear models under every structure, side by side, on the same rows with their folds."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ from coterie.methods.linear.structures import (
 )
 from coterie.methods.linear.task import Task
 from coterie.methods.session import Session
-from coterie.protocol import Algorithm
+from coterie.protocol import Lockstep, together
 
 __all__ = ["CLASSES", "FOLDS", "TOLERANCE", "chosen_setting", "fitted", "run"]
 
@@ -65,22 +65,48 @@ def chosen_setting(session: Session, structure: str, rows: Ragged, scaling: Scal
 
 def fitted(task: Task, wanted: tuple[str, ...], effort: Effort) -> tuple[dict[str, Found], Tensor]:
     """Fit and judge all structures; and where clients' models lie, for a map."""
-    found = {"global": run(task, "global", common_model(task.problem, effort), effort.steps)}
-    base, penalty = _base(found["global"], task.judged)
-    for name in ("local", "shrunk", "representation", "clusters"):
-        if name == "shrunk" or name in wanted:  # others begin with what is learnt for it
-            program = _structure(name, task, effort, found, base, penalty)
-            found[name] = run(task, name, program, 2 * effort.rounds)
-    place = run(task, None, map_of_clients(task.problem, base, _free(found["shrunk"])), 1)
-    if "mixture" in wanted and task.problem.is_regression:
-        found["mixture"] = _mixture(task, effort, found["global"])
+    few = task.rows.thinned(_MIXTURE_ROWS, seed=task.seed)
+    mixed, apart = "mixture" in wanted and task.problem.is_regression, few is not task.rows
+    found = run(task, "structures", _structures(task, wanted, effort, mixed and not apart), effort.messages)
+    if mixed and apart:  # large clients: on some of their rows
+        program = _mixture(task, effort, found["global"])
+        found["mixture"] = run(task, "mixture", program, effort.mixture_rounds, few)
+    place = found.pop("map")
     return {name: found[name] for name in ORDER if name in wanted and name in found}, place
 
 
-def run(task: Task, phase: str | None, program: Algorithm, total: int, rows: Ragged | None = None) -> Any:
-    """Let the session run a structure's program; clients keep what they have learnt in those before."""
+def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragged | None = None) -> Any:
+    """Let the session run a program; clients keep what they have learnt in those before."""
     rows = task.rows if rows is None else rows
     return task.session.run(phase, rows, [lambda state: program], None, total, goes_on=True).states[0]
+
+
+def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool) -> Lockstep:
+    """Fit and judge structures side by side; all begin with one model for all.  -> by name what was `Found`, and the map"""
+    common: Found = yield from common_model(task.problem, effort)
+    base, penalty = _base(common, task.judged)
+    programs = {"shrunk": _shrunk_and_others(task, wanted, effort, base, penalty)}
+    if "local" in wanted:
+        programs["local"] = local(task.problem, effort, base)
+    if mixed:
+        programs["mixture"] = _mixture(task, effort, common)
+    found = yield from together(programs)
+    return {"global": common, **found.pop("shrunk"), **found}
+
+
+def _shrunk_and_others(task: Task, wanted: tuple[str, ...], effort: Effort, base: Clusters, penalty: float) -> Lockstep:
+    """Shrunk models, and then what begins with them: the map, low-rank models and clusters.  -> by name"""
+    problem, m = task.problem, task.n_clients
+    first: Found = yield from shrunk(problem, effort, base)
+    free = _free(first)
+    programs: dict[str, Lockstep] = {"map": map_of_clients(problem, base, free)}
+    if "representation" in wanted:
+        rank = max(1, min(effort.max_rank, problem.n_parameters // 2, m // 2))
+        programs["representation"] = representation(problem, effort, base, free, rank)
+    if "clusters" in wanted:
+        most = max(2, min(effort.max_clusters, m // 2))
+        programs["clusters"] = clusters(problem, effort, base, most, penalty, max(2, -(-m // 30)), task.seed)
+    return {"shrunk": first, **(yield from together(programs))}
 
 
 def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
@@ -102,27 +128,9 @@ def _free(found: Found) -> Prior:
     return last
 
 
-def _structure(
-    name: str, task: Task, effort: Effort, found: dict[str, Found], base: Clusters, penalty: float
-) -> Algorithm:
-    """Fit and judge one structure.  -> Found, or None where clients or features are too few"""
-    problem, m = task.problem, task.n_clients
-    if name == "local":
-        return (yield from local(problem, effort, base))
-    if name == "shrunk":
-        return (yield from shrunk(problem, effort, base))
-    if name == "representation":
-        most = max(1, min(effort.max_rank, problem.n_parameters // 2, m // 2))
-        return (yield from representation(problem, effort, base, _free(found["shrunk"]), most))
-    most = max(2, min(effort.max_clusters, m // 2))
-    return (yield from clusters(problem, effort, base, most, penalty, max(2, -(-m // 30)), task.seed))
-
-
-def _mixture(task: Task, effort: Effort, common: Found) -> Found:
-    """Mixtures within clients, with at most so many rows of each."""
-    base, _ = _base(common, task.judged)
+def _mixture(task: Task, effort: Effort, common: Found) -> Lockstep:
+    """Mixtures within clients, beside the best model for all."""
     best = _best_penalty(common, task.judged)
-    rows = task.rows.thinned(_MIXTURE_ROWS, seed=task.seed)
-    program = mixture(task.problem, effort, base, common.judged.at(best), task.seed)
-    found: Found = run(task, "mixture", program, 2 * effort.mixture_rounds * (effort.max_components - 1), rows)
-    return found
+    fit = common.fits[best]
+    assert isinstance(fit, Clusters)
+    return mixture(task.problem, effort, fit, common.judged.at(best), task.seed)

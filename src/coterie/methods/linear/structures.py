@@ -20,7 +20,7 @@ from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, lo
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.errors import RunError
 from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows
-from coterie.protocol import Algorithm, Ask, Replies, Save
+from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
 
 __all__ = [
     "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "answered", "clusters", "common_model", "local",
@@ -50,6 +50,11 @@ class Effort:
     max_rank: int = 8
     max_components: int = 4
 
+    @property
+    def messages(self) -> int:
+        """About how many it takes to fit all structures side by side: clusters come after shrunk models."""
+        return self.steps // 2 + 2 * self.rounds + (self.max_clusters - 1) * (2 + self.steps // 2)
+
 
 @dataclass(frozen=True)
 class Within:
@@ -77,14 +82,17 @@ class Found:
     margin: Tensor | None = None  # [J, M]
 
 
-def on_newcomers(found: Found, setting: int, problem: Problem) -> Algorithm:
+def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
     """Judge the last fit by new clients.  -> scores [M], squared errors or shares of rows predicted right [M], rows [M]"""
     fit, noise = found.fits[setting], found.judged.noise[setting : setting + 1]
     if isinstance(fit, Within):
-        got = yield from answered(judge_mixed_ask(fit.mixed.last(), problem))
-        noise_only = yield from answered(judge_noise_ask(fit.noise.last(), problem))
-        rows = got["rows"][:, -1, 0]
-        return _beyond_noise(got, noise_only)[:, -1] / rows, got["metric"][:, -1, 0] / rows, rows
+        asked = {
+            "mixed": judge_mixed_ask(fit.mixed.last(), problem),
+            "noise": judge_noise_ask(fit.noise.last(), problem),
+        }
+        both = yield from together({name: answered(ask) for name, ask in asked.items()})
+        got, rows = both["mixed"], both["mixed"]["rows"][:, -1, 0]
+        return _beyond_noise(got, both["noise"])[:, -1] / rows, got["metric"][:, -1, 0] / rows, rows
     if isinstance(fit, Clusters):
         got = yield from answered(judge_clusters_ask(fit.last(), problem))
     else:
@@ -185,53 +193,66 @@ def _judged(
 
 def clusters(
     problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int
-) -> Algorithm:
-    """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found"""
-    fits, every, labels, margins = [], [], [], []
-    fit = base
-    for k in range(2, most + 1):
-        fit = yield from newton_ifca(
-            None, start=fit, problem=problem, n_clusters=k, penalties=(penalty,), rounds=effort.steps,
-            starts=effort.starts, seed=seed,
-        )  # fmt: skip
-        got = yield from answered(judge_clusters_ask(fit, problem))
-        fits.append(fit)
-        every.append(judged_rows(got, problem))
-        labels.append(got["label"][:, :, 0])
-        margins.append(got["margin"][:, -1, 0])
-    eligible = [int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2)]
+) -> Lockstep:
+    """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found
+
+    While a number of clusters is polished and judged, the next one grows.
+    """
+    how: dict[str, Any] = {"problem": problem, "penalties": (penalty,), "rounds": effort.steps}
+    grown: Clusters = base
+    fits, answers = [], []
+    for k in range(2, most + 2):
+        programs: dict[str, Lockstep] = {}
+        if k > 2:
+            programs["judged"] = _polished(grown, how)
+        if k <= most:
+            programs["grown"] = newton_ifca(None, start=grown, n_clusters=k, starts=effort.starts, seed=seed, **how)
+        found = yield from together(programs)
+        grown = found.get("grown", grown)
+        if k > 2:
+            fits.append(found["judged"][0])
+            answers.append(found["judged"][1])
+    labels = [got["label"][:, :, 0] for got in answers]
+    eligible = tuple(int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2))
     settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
-    return Found(
-        "clusters",
-        settings,
-        joined(every),
-        tuple(fits),
-        False,
-        tuple(eligible),
-        torch.stack(labels),
-        torch.stack(margins),
+    judged, margins = (
+        joined([judged_rows(got, problem) for got in answers]),
+        [got["margin"][:, -1, 0] for got in answers],
     )
+    return Found("clusters", settings, judged, tuple(fits), False, eligible, torch.stack(labels), torch.stack(margins))
 
 
-def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Algorithm:
+def _polished(fit: Clusters, how: dict[str, Any]) -> Lockstep:
+    """Let clusters settle as far as they will, and judge them.  -> Clusters, Replies"""
+    done: Clusters = yield from newton_ifca(None, start=fit, n_clusters=fit.theta.shape[2], **how)
+    return done, (yield from answered(judge_clusters_ask(done, how["problem"])))
+
+
+def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Lockstep:
     """Components that every client has, in its own proportions; `plain` judges the model for all.  -> Found"""
-    fits, every, v = [], [], problem.n_folds
     sizes = tuple(range(2, effort.max_components + 1))
-    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds}
-    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
-    for n_components in sizes:
-        mixed = yield from row_mixture(None, n_components=n_components, starts=effort.starts, seed=seed, **how)
-        noises = yield from noise_model(None, n_components=n_components, **how)
-        got = yield from answered(judge_mixed_ask(mixed, problem))
-        noise = yield from answered(judge_noise_ask(noises, problem))
-        right, n = (got[field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
-        value, rows = _beyond_noise(got, noise), n[:, :v].sum(1)
-        each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
-        score, error, test_score, test_error = (one[None] for one in each)
-        every.append(Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise))
-        fits.append(Within(mixed, noises))
+    found = yield from together({str(r): _components(r, problem, effort, base, plain, seed) for r in sizes})
+    fits, every = zip(*found.values(), strict=True)
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
-    return Found("mixture", settings, joined(every), tuple(fits))
+    return Found("mixture", settings, joined(every), fits)
+
+
+def _components(
+    n_components: int, problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int
+) -> Lockstep:
+    """A mixture of so many components, beside what a model of the noise alone brings.  -> Within, Judged"""
+    v = problem.n_folds
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds, "n_components": n_components}
+    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
+    mixed = row_mixture(None, starts=effort.starts, seed=seed, **how)
+    fit = Within(**(yield from together({"mixed": mixed, "noise": noise_model(None, **how)})))
+    asked = {"mixed": judge_mixed_ask(fit.mixed, problem), "noise": judge_noise_ask(fit.noise, problem)}
+    got = yield from together({name: answered(ask) for name, ask in asked.items()})
+    right, n = (got["mixed"][field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
+    value, rows = _beyond_noise(got["mixed"], got["noise"]), n[:, :v].sum(1)
+    each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
+    score, error, test_score, test_error = (one[None] for one in each)
+    return fit, Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise)
 
 
 def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
