@@ -88,3 +88,11 @@ def test_how_certain_clusters_are_is_not_made_up(both: tuple[coterie.Clients, co
     assert fitted.models.results(fitted)["uncertain_clients"] is None
     assert "certain" not in fitted.models.clients(fitted)
     assert "how certain clusters are is not known" in fitted.warnings[0]
+
+
+def test_estimators_score_sums_and_predict_rows_only(both: tuple[coterie.Clients, coterie.Clients]) -> None:
+    model = coterie.RandomEffects(covariance="diagonal").fit(both[0])
+    assert model.score(both[0]) == pytest.approx(model.score(both[1]), abs=1e-8)
+    assert len(model.predict(both[1])) == both[1].test.layout.n_rows
+    with pytest.raises(ConfigError, match="a value for every row needs rows"):
+        model.predict(both[0])

@@ -22,7 +22,7 @@ from coterie.errors import DataError
 
 __all__ = ["MOST_NUMBERS", "Drawn", "Site", "read_site"]
 
-_MOST_BYTES = 512 << 20  # of a file
+_MOST_BYTES = 256 << 20  # of a file
 MOST_NUMBERS = 1000  # in a row
 _LARGEST = 1e100
 _AGAIN = "write it again with `coterie summarise`, of the same version"

@@ -24,7 +24,7 @@ from coterie.data.sources import is_table
 from coterie.data.stand_ins import Division, StandIns
 from coterie.errors import ConfigError, DataError
 
-__all__ = ["few_shot_of", "joined_sites", "read_sites", "site_files", "summed"]
+__all__ = ["few_shot_of", "read_sites", "site_files", "summed"]
 
 _MOST_MADE = 1 << 28  # numbers of rows, or of sums, that are held at once
 _PURPOSES = {"folds": "folds", "validation": "validation", "few_shot": "few shots", "support": "support"}
@@ -82,7 +82,7 @@ def read_sites(
     sites = [(f"site summary '{file}'", read_site(file)) for file in files]
     _check_agreement(sites)
     _check_asked(sites[0][1], new_clients=new_clients, **asked)
-    clients = joined_sites([site for _, site in sites], new_clients=new_clients, min_rows=min_rows)
+    clients = _joined([site for _, site in sites], new_clients=new_clients, min_rows=min_rows)
     train, test, new = (
         None if rows is None else rows.to(dtype) for rows in (clients.train, clients.test, clients.newcomers)
     )
@@ -90,7 +90,7 @@ def read_sites(
     return replace(clients, train=train, test=test, newcomers=new)
 
 
-def joined_sites(sites: Sequence[Site], *, new_clients: float = 0.0, min_rows: int = 1) -> Clients:
+def _joined(sites: Sequence[Site], *, new_clients: float = 0.0, min_rows: int = 1) -> Clients:
     """Put sites that agree together, and hold out clients as `coterie.read` would."""
     schema, drawn = joined([site.schema for site in sites]), sites[0].drawn
     names, moments = _together(sites, schema)
@@ -107,24 +107,24 @@ def joined_sites(sites: Sequence[Site], *, new_clients: float = 0.0, min_rows: i
         raise DataError(
             f"holding out {new_clients:g} of the clients leaves no clients to train on", "lower --new-clients"
         )
-    every = {name: Division(rule, drawn.seed, moments[name]) for name, rule in drawn.rules.items() if name in _PURPOSES}
     test = StandIns.of(names[old], moments["test"].clients(old))
     return Clients(
         schema,
-        _rows(names, moments["folds"], every, ("folds", "validation"), old),
+        _rows(names, moments, drawn, ("folds", "validation"), old),
         test if test.layout.n_rows else None,
-        _rows(names, moments["few_shot"], every, ("few_shot", "support"), np.flatnonzero(new)) if new.any() else None,
+        _rows(names, moments, drawn, ("few_shot", "support"), np.flatnonzero(new)) if new.any() else None,
         dropped_rows=sum(site.dropped_rows for site in sites),
         dropped_clients=sum(site.dropped_clients for site in sites) + int((~enough).sum()),
     )
 
 
 def _rows(
-    names: np.ndarray, moments: Moments, every: dict[str, Division], divisions: tuple[str, ...], ids: np.ndarray
+    names: np.ndarray, moments: dict[str, Moments], drawn: Drawn, divisions: tuple[str, ...], ids: np.ndarray
 ) -> StandIns:
     """Rows of some clients, which can be divided in these ways."""
-    known = {_PURPOSES[name]: replace(every[name], moments=every[name].moments.clients(ids)) for name in divisions}
-    return StandIns.of(names[ids], moments.clients(ids), known)
+    some = {name: moments[name].clients(ids) for name in divisions}
+    known = {_PURPOSES[name]: Division(drawn.rules[name], drawn.seed, one) for name, one in some.items()}
+    return StandIns.of(names[ids], some[divisions[0]], known)
 
 
 def _together(sites: Sequence[Site], schema: Schema) -> tuple[np.ndarray, dict[str, Moments]]:
@@ -135,11 +135,14 @@ def _together(sites: Sequence[Site], schema: Schema) -> tuple[np.ndarray, dict[s
     order = np.argsort(names, kind="stable")
     n_parts = sum(moments.n.shape[1] for moments in sites[0].moments.values())
     n_rows = sum(int(site.moments[name].n.sum()) for site in sites for name in ("folds", "test"))
-    for what, many in (("rows", n_rows * size), ("sums", len(names) * n_parts * size**2)):
-        if size > MOST_NUMBERS or many > _MOST_MADE:
+    for what, many, most in (
+        ("numbers in a row", size, MOST_NUMBERS),
+        ("numbers in all rows", n_rows * size, _MOST_MADE),
+        ("numbers in all sums", len(names) * n_parts * size**2, _MOST_MADE),
+    ):
+        if many > most:
             raise DataError(
-                f"{len(names)} clients with {size} numbers a row have {many:,} numbers in {what}; the limit is "
-                f"{_MOST_MADE:,}",
+                f"{len(names)} clients of {len(sites)} sites have {many:,} {what}; the limit is {most:,}",
                 "put fewer sites together, or leave columns out",
             )
     moments = {}
