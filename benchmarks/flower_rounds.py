@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a round costs: `python -m benchmarks.flower_rounds`, on a quiet machine.
+"""What a round costs: `python -m benchmarks.flower_rounds`, on a quiet machine; `--only linear` for a part.
 
-On 4 SuperNodes of this machine, FedAvg by coterie beside Flower's own on the same model and rows. Then 100 nodes of Flower's
-simulation engine beside coterie's engine in process, on the same work: 100 clients x 50 rows, 10 full-batch steps of an MLP
-784-200-10, and of a linear model with 20 features.
+On 4 SuperNodes of this machine: an app that does nothing but return a number, and FedAvg with a linear model by coterie,
+with nodes that keep a process and without (`linear`); FedAvg with an MLP 784-200-10 by coterie beside Flower's own on the
+same rows (`mlp`). Then 100 nodes of Flower's simulation engine beside coterie's engine in process, on the same work: 100
+clients x 50 rows, 10 full-batch steps of both models (`simulation`).
 """
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ from benchmarks import flower_plain
 from coterie.algorithms.fedavg import fedavg
 from coterie.config import options
 from coterie.data.ragged import Ragged
-from coterie.engines.flower.federation import down, up
+from coterie.engines.flower.federation import Federation, down, up
 from coterie.engines.flower.submission import submit, write_app
 from coterie.engines.flower.superlink import QUIET
 from coterie.engines.in_process import InProcess
@@ -34,74 +38,146 @@ from coterie.local import Training
 from coterie.models import linear_regression, mlp
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).with_name("results") / "flower_rounds.json"
 NODES, ROUNDS, CLIENTS, ROWS = 4, 6, 100, 50
+NOTHING = f"nothing but a number, {NODES} SuperNodes"
+WARM, COLD = (f"coterie, FedAvg, linear, {NODES} {kind} SuperNodes" for kind in ("warm", "cold"))
 
 
 def main() -> None:
     os.environ |= {**QUIET, **os.environ}
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    table = Table("", "seconds per round", "bytes up", "bytes down", title="one round, median")
-    for row in [*deployed(), *simulated("mlp"), *simulated("linear")]:
-        table.add_row(row["name"], f"{row['seconds']:.3g}", *(f"{row.get(k, 0):,}" for k in ("bytes_up", "bytes_down")))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be given several times")
+    table = Table("", "seconds", "CPU s a message", "bytes up", "bytes down", title="one round, median")
+    rows = [row for part in parser.parse_args().only or PARTS for row in PARTS[part]()]
+    for row in rows:
+        sizes = (f"{row.get(k, 0):,}" for k in ("bytes_up", "bytes_down"))
+        table.add_row(row["name"], f"{row['seconds']:.3g}", f"{row['cpu']:.2f}" if "cpu" in row else "", *sizes)
     Console().print(table)
+    _compare(rows)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _compare(rows: list[dict[str, Any]]) -> None:
+    found = {row["name"]: row for row in rows}
+    if {NOTHING, WARM} <= found.keys():
+        ratio = found[WARM]["seconds"] / found[NOTHING]["seconds"]
+        print(f"a warm round takes {ratio:.2f} times one in which nothing is done (bar: 1.5)")
+        print(f"a node takes {found[WARM]['cpu']:.2f} CPU seconds a message (bar: 1.2)")
 
 
 # -- SuperNodes -------------------------------------------------------------------------------------------------------
-def deployed() -> list[dict[str, Any]]:
+def linear() -> list[dict[str, Any]]:
+    with _federation("linear", warm=True) as (made, folder):
+        nothing = write_app(folder / "nothing", {"rounds": ROUNDS, "nodes": NODES}, **_halves("flower_nothing"))
+        found = [_row(NOTHING, _watched(nothing, made)), _row(WARM, _watched(_app("linear", folder), made))]
+    with _federation("linear", warm=False) as (made, folder):
+        return [*found, _row(COLD, _watched(_app("linear", folder), made))]
+
+
+def networks() -> list[dict[str, Any]]:
+    with _federation("mlp", warm=True) as (made, folder):
+        ours = _row(f"coterie, FedAvg, MLP, {NODES} SuperNodes", _watched(_app("mlp", folder), made))
+        config = {"kind": "mlp", "rounds": ROUNDS, "nodes": NODES}
+        found = submit(write_app(folder / "plain", config, **_halves("flower_plain")), made.connection, lambda _: None)
+        sizes = {key: found[key] for key in ("bytes_up", "bytes_down")}
+        seconds = statistics.median(found["seconds"])
+        return [ours, {"name": f"Flower, FedAvg, MLP, {NODES} SuperNodes", "seconds": seconds, **sizes}]
+
+
+@contextmanager
+def _federation(kind: str, *, warm: bool) -> Iterator[tuple[Federation, Path]]:
     with tempfile.TemporaryDirectory(prefix="coterie-rounds-") as place:
         folder = Path(place)
-        parts = [_table(number) for number in range(NODES)]
-        pq.write_table(pa.concat_tables(parts), folder / "rows.parquet")
+        rows = folder / "rows.parquet"
+        pq.write_table(pa.concat_tables([_table(kind, number) for number in range(NODES)]), rows)
         try:
-            made = up(
-                nodes=NODES, data=folder / "rows.parquet", client="site", target="y", folder=folder / "federation"
-            )
-            return [_coterie(made.connection, folder), _flower(made.connection, folder)]
+            there = folder / "federation"
+            yield up(nodes=NODES, data=rows, client="site", target="y", folder=there, warm=warm), folder
         finally:
             down(folder / "federation")
 
 
-def _table(number: int) -> pa.Table:
-    x, y = flower_plain.rows("mlp", number, ROWS)
+def _table(kind: str, number: int) -> pa.Table:
+    x, y = flower_plain.rows(kind, number, ROWS)
     columns = {f"x{i}": x[:, i].numpy() for i in range(x.shape[1])}
     return pa.table({"site": [f"s{number}"] * len(x), **columns, "y": y.numpy()})
 
 
-def _coterie(connection: Any, folder: Path) -> dict[str, Any]:
+def _app(kind: str, folder: Path) -> Path:
     chosen = options(
         {
-            "method": "fedavg", "baselines": False, "model": {"hidden": [200]},
+            "method": "fedavg", "baselines": False, "model": {"hidden": [200] if kind == "mlp" else []},
             "data": {"client": "site", "target": "y", "test_size": 0, "standardise": False},
             "training": {"rounds": ROUNDS, "local_steps": flower_plain.STEPS, "step_size": flower_plain.STEP_SIZE},
         }
     )  # fmt: skip
     config = {"options": chosen.model_dump_json(), "out": str(folder / "run"), "nodes": NODES, "timeout": 600.0}
+    return write_app(folder / "app", {**config, "every": 0.0, "command": "benchmark"})
+
+
+def _halves(module: str) -> dict[str, str]:
+    return {half: f"benchmarks.{module}:{half}" for half in ("server", "client")}
+
+
+def _watched(app: Path, made: Federation) -> list[dict[str, Any]]:
+    """Run an app.  -> its rounds, each with the CPU seconds that the nodes had taken by then"""
     told: list[dict[str, Any]] = []
 
     def listen(event: dict[str, Any]) -> None:
         if event["event"] == "round" and event["phase"] == "fit" and event["done"]["participants"]:
-            told.append(event["done"])
+            told.append({**event["done"], "cpu": _node_seconds(made)})
 
-    submit(write_app(folder / "app", {**config, "every": 0.0, "command": "benchmark"}), connection, listen)
-    return {"name": f"coterie, FedAvg, {NODES} SuperNodes", **_median(told)}
-
-
-def _median(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    last = rounds[-1]
-    seconds = statistics.median(done["seconds"] for done in rounds)
-    return {"seconds": seconds, "bytes_up": last["bytes_up"], "bytes_down": last["bytes_down"]}
+    submit(app, made.connection, listen)
+    return told
 
 
-def _flower(connection: Any, folder: Path) -> dict[str, Any]:
-    names = {half: f"benchmarks.flower_plain:{half}" for half in ("server", "client")}
-    app = write_app(folder / "plain", {"kind": "mlp", "rounds": ROUNDS, "nodes": NODES}, **names)
-    found = submit(app, connection, lambda event: None)
-    seconds = statistics.median(found["seconds"])
-    sizes = {key: found[key] for key in ("bytes_up", "bytes_down")}
-    return {"name": f"Flower, FedAvg, {NODES} SuperNodes", "seconds": seconds, **sizes}
+def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over rounds; CPU seconds from the end of the first round to the end of the last, a node and round."""
+    cpu = (rounds[-1]["cpu"] - rounds[0]["cpu"]) / (len(rounds) - 1) / NODES
+    sizes = {key: rounds[-1][key] for key in ("bytes_up", "bytes_down") if key in rounds[-1]}
+    return {"name": name, "seconds": statistics.median(done["seconds"] for done in rounds), "cpu": cpu, **sizes}
+
+
+def _node_seconds(made: Federation) -> float:
+    """CPU seconds of the SuperNodes and of all that they have started, also of what has ended."""
+    stats = {int(path.parent.name): _stat(path) for path in Path("/proc").glob("[0-9]*/stat")}
+    family = {process.pid for process in made.processes if process.name != "superlink"}
+    grown = 0
+    while grown < len(family):
+        grown = len(family)
+        family |= {
+            pid for pid, words in stats.items() if words and (int(words[1]) in family or _kept_by(pid) in family)
+        }
+    ticks = sum(
+        sum(map(int, stats[pid][11:15])) for pid in family if stats.get(pid)
+    )  # own, and of those that have ended
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(path: Path) -> list[str]:
+    try:
+        return path.read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return []
+
+
+def _kept_by(pid: int) -> int | None:
+    """The part of a SuperNode that a warm process ends with."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return None
+    return int(words[5]) if "coterie.engines.flower.warm" in words else None
 
 
 # -- simulation -------------------------------------------------------------------------------------------------------
+def simulations() -> list[dict[str, Any]]:
+    return [*simulated("mlp"), *simulated("linear")]
+
+
 def simulated(kind: str) -> list[dict[str, Any]]:
     here, flower = _in_process(kind), _simulation(kind)
     return [
@@ -148,6 +224,8 @@ def simulate(kind: str, out: str) -> None:
 
     run_simulation(server_app=app, client_app=flower_plain.client, num_supernodes=CLIENTS)
 
+
+PARTS = {"linear": linear, "mlp": networks, "simulation": simulations}
 
 if __name__ == "__main__":
     main()

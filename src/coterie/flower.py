@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For people who use Flower: a strategy for their ServerApp, and `register` for their ClientApp."""
+"""For people who use Flower: a strategy and `compare` for their ServerApp, and `register` for their ClientApp."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie.engines.flower.registration import register
-    from coterie.engines.flower.strategies import CoterieStrategy
+    from coterie.engines.flower.strategies import CoterieStrategy, compare
 
-__all__ = ["CoterieStrategy", "register"]
+__all__ = ["CoterieStrategy", "compare", "register"]
 
-_WHERE = {"CoterieStrategy": "strategies", "register": "registration"}
+_WHERE = {"CoterieStrategy": "strategies", "compare": "strategies", "register": "registration"}
 
 
 def __getattr__(name: str) -> Any:

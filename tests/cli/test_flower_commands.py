@@ -86,6 +86,7 @@ def test_run_prints_what_the_server_found(superlink: Path, capsys: pytest.Captur
     found = {"run": "r", "report": "r/report.html", "method": "ifca"}
     events(
         superlink, capsys,
+        {"event": "message", "asked": "assign and train"},
         {"event": "round", "phase": "fit", "total": 2, "done": done},
         {"event": "warning", "text": "node-0 was late"},
         {"event": "result", "text": "a table\n", "warnings": ["a cluster is empty"], "found": found},

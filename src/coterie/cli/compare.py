@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_command"]
 
-_NEW_CLIENTS = 0.2  # share that is held out, when nobody says
-_FEW = 10  # clients: of fewer, none is held out
-
 
 def compare_command(
     data: DataOrSites,
@@ -63,14 +60,13 @@ def compare_command(
 ) -> None:
     """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
     from coterie.config import options
-    from coterie.runs.comparison import about, check_free, write_comparison
+    from coterie.runs.comparison import check_free, compare_run
     from coterie.runs.show import show_comparison
-    from coterie.selection import compare
-    from coterie.selection.text import fit_command
+    from coterie.selection.run import NEW_CLIENTS
 
     said = data_tree(
         data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
-        test_size=test_size, new_clients=_NEW_CLIENTS if new_clients is None else new_clients,
+        test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{stem_of(data)}-compare")
@@ -79,21 +75,17 @@ def compare_command(
     if err.is_terminal:
         err.print(f"{clients!r}; seed {seed}")
     warn(clients.left_out())
-    with progress() as watch:
-        found = compare(clients, hidden=chosen.model.hidden, seed=seed, quick=quick, watch=watch)
-    named = read.data.model_copy(
-        update={"path": as_written(data)}
-    )  # as it was called here, where the command will be run
-    fit = fit_command(named, found[found.chosen].fit, seed=seed)
+    path = as_written(data)  # as it was called here, where the command will be run
+    named = read.data.model_copy(update={"path": path})
     command = "coterie " + shlex.join(sys.argv[1:])
-    document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
-    report = write_comparison(folder, found, document)
+    with progress() as watch:
+        done = compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch)
     if as_json:
-        paths: dict[str, Any] = {"folder": str(folder), "report": str(report)}
-        print(json.dumps(paths | document, indent=2, allow_nan=False))
+        paths: dict[str, Any] = {"folder": str(folder), "report": str(done.report)}
+        print(json.dumps(paths | done.document, indent=2, allow_nan=False))
     else:
-        show_comparison(found, fit)
-        print(f"report: {report}")
+        show_comparison(done.found, done.fit)
+        print(f"report: {done.report}")
 
 
 def _read(chosen: "FitOptions", *, default: bool) -> "tuple[Clients, FitOptions]":
@@ -102,14 +94,15 @@ def _read(chosen: "FitOptions", *, default: bool) -> "tuple[Clients, FitOptions]
     Nor is one where site summaries do not say what a client would show as a new one.
     """
     from coterie.data.sites import few_shot_of, site_files
+    from coterie.selection.run import FEW
 
     nobody = chosen.model_copy(update={"data": chosen.data.model_copy(update={"new_clients": 0.0})})
-    path = chosen.data.path or ""
-    if default and site_files(path) and few_shot_of(path) is None:
+    path = chosen.data.path
+    if default and path is not None and site_files(path) and few_shot_of(path) is None:
         chosen = nobody
     clients = read_clients(chosen)
     held = 0 if clients.newcomers is None else clients.newcomers.n_clients
-    if default and held and clients.n_clients + held < _FEW:
+    if default and held and clients.n_clients + held < FEW:
         chosen = nobody
         clients = read_clients(chosen)
     return clients, chosen

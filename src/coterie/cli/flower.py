@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.arguments import AsJson, Client, Target, free_folder
+from coterie.cli.arguments import AsJson, Client, Hidden, NewClients, Target, TestSize, free_folder, layer_sizes
 from coterie.cli.fit_options import Every, takes_fit_options
 from coterie.errors import ConfigError
-from coterie.runs.screen import err, out, progress, warn
+from coterie.runs.screen import err, following, out, warn
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="The same fits on a Flower federation.", no_args_is_help=True)
+app = typer.Typer(help="The same comparisons and fits on a Flower federation.", no_args_is_help=True)
 
 _DEMO: dict[
     str, dict[str, Any]
@@ -61,12 +61,13 @@ def up_command(
     target: Target = None,
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Use TLS and authenticated nodes.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start a new process for every message at every node.")] = False,
     folder: Folder = FOLDER,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, and distribute the clients of DATA over the nodes."""
     from coterie.engines.flower.federation import up
 
-    made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls)
+    made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls, warm=not cold)
     out.print(f"SuperLink at {made.address}{' (TLS)' if tls else ''}, {nodes} nodes, each with its share of {data}")
     where = "" if folder == FOLDER else f" --folder {folder}"
     err.print(f"next: coterie flower run --method ifca --clusters 2{where}, then coterie flower down{where}")
@@ -94,6 +95,33 @@ def run_command(
             chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update=own)})
         run = out_ or free_folder(f"flower-{chosen.method}")
         _run(run, chosen, connection, nodes or _expected(made), timeout, every, as_json)
+
+
+@app.command("compare")
+def compare_command(
+    out_: Annotated[Path | None, typer.Option("--out", help="Results folder, on the SuperLink's machine.")] = None,
+    hidden: Hidden = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Try fewer starts and settings.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    test_size: TestSize = None,
+    new_clients: NewClients = None,
+    superlink: Superlink = None,
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    nodes: Nodes = None,
+    timeout: Timeout = 600.0,
+    folder: Folder = FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Find how the clients of a federation differ; repeat the command to continue an interrupted comparison."""
+    said = {"hidden": layer_sizes(hidden) or (), "quick": quick, "seed": seed, "new_clients": new_clients}
+    said |= {} if test_size is None else {"test_size": test_size}
+    with tempfile.TemporaryDirectory() as home:
+        connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
+        place = (out_ or free_folder("flower-compare")).absolute()
+        config = {"task": "compare", "options": json.dumps(said), "out": str(place), "timeout": timeout}
+        again = f"the same command with --out {place}"
+        _submit({**config, "nodes": nodes or _expected(made)}, connection, as_json, again)
 
 
 @app.command("resume")
@@ -215,25 +243,30 @@ def _run(
     every: float,
     as_json: bool,
 ) -> None:
+    config = {"task": "fit", "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes}
+    _submit({**config, "timeout": timeout, "every": every}, connection, as_json, f"coterie flower resume {folder}")
+
+
+def _submit(config: dict[str, Any], connection: "Connection", as_json: bool, again: str) -> None:
+    """Let the SuperLink run it, follow it, and show what came of it; `again` is how to go on after an interruption."""
     from coterie.engines.flower.submission import submit, write_app
     from coterie.engines.in_process import Round
 
-    config: dict[str, str | int | float | bool] = {
-        "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes, "timeout": timeout,
-        "every": every, "command": "coterie " + shlex.join(sys.argv[1:]),
-    }  # fmt: skip
+    config["command"] = "coterie " + shlex.join(sys.argv[1:])
     try:
-        with tempfile.TemporaryDirectory() as place, progress() as watch:
+        with tempfile.TemporaryDirectory() as place, following() as follow:
 
             def listen(event: dict[str, Any]) -> None:
                 if event["event"] == "warning":
                     warn([event["text"]])
-                elif watch is not None:
-                    watch(event["phase"], Round(**event["done"]), event["total"])
+                elif event["event"] == "message":
+                    follow.message(event["asked"])
+                else:
+                    follow.round(event["phase"], Round(**event["done"]), event["total"])
 
             result = submit(write_app(Path(place), config), connection, listen)
     except KeyboardInterrupt:
-        err.print(f"interrupted; continue with: coterie flower resume {folder}")
+        err.print(f"interrupted; continue with: {again}")
         raise
     if as_json:
         print(json.dumps(result["found"], indent=2, allow_nan=False))

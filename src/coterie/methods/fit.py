@@ -57,8 +57,8 @@ def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None
     """Refuse what cannot work, before anything is written."""
     if options.method == "auto":
         raise ConfigError(
-            "--method auto compares structures, and that is done where the rows are at hand",
-            "run `coterie compare` on some of the clients, and name the method",
+            "method auto compares structures first, and is no method itself",
+            "call coterie.compare, and fit_chosen with what it finds",
         )
     check_options(options)
     check_sums(clients, options, given)

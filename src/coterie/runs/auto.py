@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,36 @@ from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
 from coterie.methods.session import Watch
-from coterie.runs.comparison import about, write_comparison
+from coterie.runs.comparison import about, keeping_answers, write_comparison
 from coterie.runs.folder import begin_run, settle_run
 from coterie.selection.result import FitAdvice
 from coterie.selection.run import compare
 
-__all__ = ["settled_run", "why"]
+__all__ = ["advised", "settled_run", "why"]
 
 _FOLDER = "comparison"
 
 
 def settled_run(
-    folder: Path, chosen: FitOptions, clients: Clients, command: str, *, watch: Watch | None = None
+    folder: Path,
+    chosen: FitOptions,
+    clients: Clients,
+    command: str,
+    *,
+    watch: Watch | None = None,
+    begun: Callable[[], None] = lambda: None,
 ) -> FitOptions:
-    """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's"""
+    """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's
+
+    `begun` is told that there is a run folder.
+    """
     check_options(chosen)
     new = begin_run(folder, chosen, command, clients)
+    begun()
     try:
         decided = _settled(clients, chosen, folder, command, watch)
-    except CoterieError:
-        if new:
+    except CoterieError as error:
+        if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
             shutil.rmtree(folder)  # nothing half-written
         raise
     settle_run(folder, decided)
@@ -40,10 +51,16 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, w
     """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
     inside = folder / _FOLDER
     if not inside.exists():
-        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
-        document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
-        write_comparison(inside, found, document)
-    return FitAdvice(**_taken(_read(inside)["rows"])["fit"]).into(chosen)
+        with keeping_answers(folder / "checkpoints" / "answers", clients, chosen):
+            found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
+            document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
+            write_comparison(inside, found, document)
+    return advised(_read(inside)).into(chosen)
+
+
+def advised(document: Mapping[str, Any]) -> FitAdvice:
+    """How to fit what a comparison's document says was chosen."""
+    return FitAdvice(**_taken(document["rows"])["fit"])
 
 
 def _taken(rows: list[dict[str, Any]]) -> dict[str, Any]:

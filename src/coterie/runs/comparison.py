@@ -6,6 +6,8 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,13 +17,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from coterie.config import DataOptions, FitOptions
+from coterie.data.clients import Clients
+from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError
+from coterie.methods.session import Watch
 from coterie.report.comparison import write_comparison_report
 from coterie.runs.folder import strict
 from coterie.selection.result import Comparison
-from coterie.selection.text import answer
+from coterie.selection.run import compare
+from coterie.selection.text import answer, fit_command
 
-__all__ = ["about", "check_free", "clients_table", "write_comparison"]
+__all__ = [
+    "Compared", "about", "answers_of", "check_free", "clients_table", "compare_run", "keeping_answers", "write_comparison",
+]  # fmt: skip
 
 
 def check_free(folder: Path) -> None:
@@ -60,6 +69,70 @@ def about(found: Comparison, *, data: Mapping[str, Any], command: str, fit: str 
         }
     )
     return document
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison that is written: what was found, what `compare.json` says, the next command, and the report."""
+
+    found: Comparison
+    document: dict[str, Any]
+    fit: str | None
+    report: Path
+
+
+def compare_run(
+    folder: Path,
+    clients: Clients,
+    chosen: FitOptions,
+    command: str,
+    *,
+    named: DataOptions,
+    quick: bool = False,
+    watch: Watch | None = None,
+    on_flower: bool = False,
+) -> Compared:
+    """Compare, and write the folder.
+
+    Parameters
+    ----------
+    folder : Path
+        A new one.
+    clients : Clients
+        Whom to compare.
+    chosen : FitOptions
+        How the data was asked for, hidden layers, and the seed.
+    command : str
+        What was asked for, to be written down.
+    named : DataOptions
+        The data as the next command is to name it.
+    quick, watch
+        As for `compare`.
+    on_flower : bool
+        Whether the next command runs on the same federation.
+    """
+    with keeping_answers(answers_of(folder), clients, chosen, quick=quick):
+        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, quick=quick, watch=watch)
+        fit = fit_command(named, found[found.chosen].fit, seed=chosen.seed, on_flower=on_flower)
+        document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
+        return Compared(found, document, fit, write_comparison(folder, found, document))
+
+
+def answers_of(folder: Path) -> Path:
+    """Where a comparison on other machines keeps their answers until its folder is written."""
+    return folder.with_name(f".{folder.name}.answers")
+
+
+def keeping_answers(
+    place: Path, clients: Clients, chosen: FitOptions, *, quick: bool = False
+) -> AbstractContextManager[None]:
+    """Keep what clients on other machines answer, and begin with what they have answered before; rows here need nothing."""
+    if not isinstance(clients.train, RemoteRows):
+        return nullcontext()
+    asked = {"coterie": version("coterie"), "data": clients.fingerprint(), "quick": quick, "seed": chosen.seed}
+    asked |= {"hidden": list(chosen.model.hidden)}
+    made: AbstractContextManager[None] = clients.train.federation.remembering(place, asked)
+    return made
 
 
 def write_comparison(folder: Path, found: Comparison, document: Mapping[str, Any]) -> Path:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The screen: results go to stdout, progress and words to stderr."""
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from coterie.engines.in_process import Round
     from coterie.methods.session import Watch
 
-__all__ = ["complain", "err", "out", "progress", "warn"]
+__all__ = ["Follow", "complain", "err", "following", "out", "progress", "warn"]
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
 out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
@@ -26,11 +31,84 @@ def warn(sentences: list[str]) -> None:
 @contextmanager
 def progress() -> "Iterator[Watch | None]":
     """Show a bar per phase on a terminal; nothing elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
     if not err.is_terminal:
         yield None
         return
+    with _bars() as bar:
+        yield _watch(bar)
+
+
+@dataclass
+class Follow:
+    """How far a run on a federation has come, by what it tells."""
+
+    clock: Callable[[], float] = time.monotonic
+    show: "Callable[[Follow], None]" = lambda self: None
+    watch: "Watch | None" = None
+    messages: int = 0
+    asked: str = ""
+    phase: str = ""
+    rounds: tuple[int, int] = (0, 0)  # done, of
+    since: float = field(init=False)  # when the first round of the phase had ended
+    first: int = 0
+
+    def message(self, asked: str) -> None:
+        """All nodes are asked something."""
+        self.messages, self.asked = self.messages + 1, asked
+        self.show(self)
+
+    def round(self, phase: str, done: "Round", total: int) -> None:
+        """A round of a phase has ended."""
+        if phase != self.phase:
+            self.phase, self.since, self.first = phase, self.clock(), done.round
+        self.rounds = (min(done.round, total), total)
+        if self.watch is not None:
+            self.watch(phase, done, total)
+
+    def __str__(self) -> str:
+        """One line."""
+        if not self.messages:
+            return "waiting for the nodes"
+        said = f"message {self.messages}: {self.asked}"
+        done, total = self.rounds
+        if self.phase and total > 1:
+            said += f"; {self.phase}: round {done} of {total}"
+            if self.first < done < total:
+                left = (self.clock() - self.since) / (done - self.first) * (total - done)
+                said += f", about {left:.0f} s left"
+        return said
+
+
+@contextmanager
+def following(every: float = 10.0) -> Iterator[Follow]:
+    """Show how far a run on a federation has come: bars on a terminal, elsewhere a line from time to time."""
+    if err.is_terminal:
+        with _bars() as bar:
+            messages = bar.add_task("messages", total=None, said="")
+
+            def show(follow: Follow) -> None:
+                bar.update(messages, completed=follow.messages, said=follow.asked)
+
+            yield Follow(show=show, watch=_watch(bar))
+        return
+    follow, ended = Follow(), Event()
+
+    def speak() -> None:
+        while not ended.wait(every):
+            err.print(str(follow))
+
+    speaker = Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield follow
+    finally:
+        ended.set()
+        speaker.join()
+
+
+def _bars() -> "Progress":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -38,16 +116,20 @@ def progress() -> "Iterator[Watch | None]":
         TimeRemainingColumn(),
         TextColumn("{task.fields[said]}"),
     )
-    with Progress(*columns, console=err) as bar:
-        tasks: dict[str, TaskID] = {}
+    return Progress(*columns, console=err)
 
-        def watch(phase: str, done: "Round", total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=total, said="")
-            completed = min(done.round if total > 1 else 1, total)
-            bar.update(tasks[phase], completed=completed, total=total, said=_said(done.info))
 
-        yield watch
+def _watch(bar: "Progress") -> "Watch":
+    """Let rounds move the bar of their phase."""
+    tasks: dict[str, TaskID] = {}
+
+    def watch(phase: str, done: "Round", total: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = bar.add_task(phase, total=total, said="")
+        completed = min(done.round if total > 1 else 1, total)
+        bar.update(tasks[phase], completed=completed, total=total, said=_said(done.info))
+
+    return watch
 
 
 def _said(info: Mapping[str, Any]) -> str:
@@ -55,6 +137,8 @@ def _said(info: Mapping[str, Any]) -> str:
     if "movement" in info:
         moved = sorted(info["movement"])
         return f"moment descent: {len(moved)} anchors, moved by {moved[len(moved) // 2]:.3g}"
+    if "running" in info:
+        return ", ".join(info["running"])
     said = f"loss {info['loss']:.4g}" if "loss" in info else ""
     if "sizes" in info:
         said += f"  sizes {' '.join(map(str, info['sizes']))}"

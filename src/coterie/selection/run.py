@@ -20,7 +20,10 @@ from coterie.selection.networks import Networks
 from coterie.selection.result import Comparison
 from coterie.selection.summary import New, summarised
 
-__all__ = ["compare"]
+__all__ = ["FEW", "NEW_CLIENTS", "compare"]
+
+NEW_CLIENTS = 0.2  # share of the clients that commands hold out, when nobody says
+FEW = 10  # clients: of fewer, none is held out
 
 _ROUNDS = (10, 30, 60)  # after which networks may be done
 _STARTS = 3  # of networks' groups, at most

@@ -190,11 +190,12 @@ def _odd_clients(found: Comparison) -> list[str]:
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
-def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int) -> str | None:
-    """Write the `coterie fit` that fits a structure to the same data, quoted for a shell; None when there is none."""
-    if advice.method is None or data.path is None:
+def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: bool = False) -> str | None:
+    """Write the command that fits a structure to the same data, quoted for a shell; None when there is none."""
+    if advice.method is None or (data.path is None and not on_flower):
         return None
-    words = ["coterie", "fit", *([data.path] if isinstance(data.path, str) else data.path)]
+    paths = (data.path,) if isinstance(data.path, str) else data.path or ()
+    words = ["coterie", "flower", "run"] if on_flower else ["coterie", "fit", *paths]
     for name, value in (("--client", data.client), ("--target", data.target)):
         words += [] if value is None else [name, value]
     words += _data_words(data)

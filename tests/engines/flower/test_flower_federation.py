@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -173,8 +174,17 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def up(fake: Path) -> federation.Federation:
-    return federation.up(nodes=2, data=fake / "rows.parquet", client="site", target="y", folder=fake / "fed")
+def up(fake: Path, **how: Any) -> federation.Federation:
+    return federation.up(nodes=2, data=fake / "rows.parquet", client="site", target="y", folder=fake / "fed", **how)
+
+
+def test_nodes_keep_a_process_unless_told_otherwise(fake: Path) -> None:
+    for warm in (True, False):
+        try:
+            told = up(fake, warm=warm).commands["node-1"]
+        finally:
+            federation.down(fake / "fed")
+        assert f"warm={str(warm).lower()} " in told[told.index("--node-config") + 1]
 
 
 def test_up_starts_and_down_stops_everything(fake: Path) -> None:

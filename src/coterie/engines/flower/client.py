@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
 from coterie.data.remote import seen_by
 from coterie.data.schema import Schema
 from coterie.engines.flower import registry
@@ -24,10 +25,11 @@ from coterie.engines.worker import Worker
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.protocol import Tensors
 
-__all__ = ["NodeData", "answer", "refuse_mods"]
+__all__ = ["NodeData", "answer", "answered", "refuse_mods"]
 
 _LOADED = 16  # nodes' rows that a process keeps: in a simulation one process stands for several nodes
 _WORKERS = 64  # sets of rows, scaled and split, that a process keeps ready
+_BYTES = 1 << 30  # of either, beside what was asked for last: a node's process lives long
 _MASKING = {"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod", "secagg_mod", "secaggplus_mod"}
 
 _loaded: OrderedDict[str, Clients] = OrderedDict()
@@ -64,13 +66,18 @@ class NodeData:
 
 
 def answer(message: Message, holding: NodeData) -> Message:
-    """Answer a message of the server; what cannot be answered is refused with a reason."""
+    """Answer a message of the server."""
+    return Message(answered(message.content, holding), reply_to=message)
+
+
+def answered(records: RecordDict, holding: NodeData) -> RecordDict:
+    """Answer what a message holds; what cannot be answered is refused with a reason."""
     for name, make in holding.modules.items():
         if name not in registry.named_names():
             registry.register_named(name, make())
     reply: Introduction | Answers | Refusal
     try:
-        asked = from_records(message.content)
+        asked = from_records(records)
         if isinstance(asked, Hello):
             reply = _introduce(asked, holding)
         elif isinstance(asked, Question):
@@ -79,7 +86,9 @@ def answer(message: Message, holding: NodeData) -> Message:
             raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
     except CoterieError as error:
         reply = Refusal(holding.name, error.message, error.hint)
-    return Message(to_records(reply), reply_to=message)
+    for worker in _workers.values():
+        worker.private = {}  # from one message to the next it is in files only
+    return to_records(reply)
 
 
 def refuse_mods(app: ClientApp) -> None:
@@ -144,9 +153,29 @@ def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
                 "give all nodes the same columns and classes",
             )
         _loaded[key] = clients
-        while len(_loaded) > _LOADED:
-            _loaded.popitem(last=False)
+    _loaded.move_to_end(key)
+    sizes = {known: sum(map(_memory, (c.train, c.test, c.newcomers))) for known, c in _loaded.items()}
+    for old in _too_many(sizes, _LOADED):
+        del _loaded[old]
     return _loaded[key], key
+
+
+def _too_many(sizes: Mapping[str, int], most: int) -> list[str]:
+    """Which of the things that are kept, oldest first, have to go; never the last."""
+    left, bytes_left = len(sizes), sum(sizes.values())
+    old = []
+    for name, size in sizes.items():
+        if left == 1 or (left <= most and bytes_left <= _BYTES):
+            break
+        old.append(name)
+        left, bytes_left = left - 1, bytes_left - size
+    return old
+
+
+def _memory(rows: Ragged | None) -> int:
+    """Bytes that rows take; those on disk take none."""
+    stored = () if rows is None else (rows.x, rows.y)
+    return sum(values.nbytes for values in stored if isinstance(values, Tensor))
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
@@ -174,7 +203,7 @@ def _worker(asked: Question, holding: NodeData) -> Worker:
     key = f"{whose} {fingerprint((asked.part, asked.views))}"
     if key not in _workers:
         _workers[key] = Worker(seen_by(clients, asked.part, asked.views))
-        while len(_workers) > _WORKERS:
-            _workers.popitem(last=False)
     _workers.move_to_end(key)
+    for old in _too_many({known: _memory(worker.rows) for known, worker in _workers.items()}, _WORKERS):
+        del _workers[old]
     return _workers[key]

@@ -2,7 +2,9 @@
 """From a Flower grid to clients that can be fitted: wait for nodes, ask who they are, and see that they go together."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -11,6 +13,7 @@ from torch import nn
 from coterie.data.clients import Clients, held_out
 from coterie.data.remote import RemoteRows
 from coterie.data.schema import Schema
+from coterie.engines.flower.journal import Journal
 from coterie.engines.flower.link import Link, Node
 from coterie.engines.flower.messages import Introduction
 from coterie.engines.flower.preflight import agreed, rows_of
@@ -36,6 +39,16 @@ class Nodes:
         """Make an engine for these rows."""
         return OnFlower(self.link, rows, **options)
 
+    @contextmanager
+    def remembering(self, folder: Path, about: dict[str, Any]) -> Iterator[None]:
+        """Keep answers in a folder until all is done, and begin with those that are there: see `Journal`."""
+        self.link.journal = Journal(folder, about)
+        try:
+            yield
+            self.link.journal.remove()
+        finally:
+            self.link.journal = None
+
 
 def connect(
     grid: Grid,
@@ -44,11 +57,13 @@ def connect(
     nodes: int = 1,
     test_size: float = 0.2,
     new_clients: float = 0.0,
+    few: int = 0,
     seed: int = 0,
     timeout: float = 600.0,
     wait: float = 120.0,
     modules: Mapping[str, nn.Module] | None = None,
     poll: float = 0.5,
+    told: Callable[[str], None] = lambda asked: None,
 ) -> Clients:
     """Meet the nodes of a federation.
 
@@ -62,6 +77,8 @@ def connect(
         How many nodes there must be.
     test_size, new_clients, seed
         What is held out, as for `coterie.read`; every node holds out the rows that would have been held out here.
+    few : int
+        Of fewer clients none is held out.
     timeout : float
         Seconds that a question may take; who answers later is missing.
     wait : float
@@ -70,6 +87,8 @@ def connect(
         Networks of one's own, by the names under which nodes have them.
     poll : float
         Seconds between two looks at what has come.
+    told : callable
+        Given what is asked, whenever something is asked.
 
     Returns
     -------
@@ -83,7 +102,7 @@ def connect(
     """
     for name, module in (modules or {}).items():
         register_named(name, module)
-    link = Link(grid, run, timeout=timeout, poll=poll)
+    link = Link(grid, run, timeout=timeout, poll=poll, told=told)
     met = _met(link, nodes, wait)
     said = [met[address] for address in sorted(met, key=lambda a: met[a].node)]
     schema = agreed(said)
@@ -92,6 +111,7 @@ def connect(
     way = Nodes(link)
     train = rows_of(said, schema, way, "train")
     if "test" not in said[0].counts:
+        new_clients = new_clients if train.n_clients >= few else 0.0
         return held_out(train, schema, test_size=test_size, new_clients=new_clients, seed=seed)
     test = rows_of(said, schema, way, "test")
     return Clients(schema, train, test if test.layout.n_rows else None)

@@ -20,6 +20,7 @@ from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.engines.flower.shares import Share, deal
 from coterie.engines.flower.superlink import Connection, environment, tool
+from coterie.engines.flower.warm_node import await_end
 from coterie.errors import ConfigError, RunError
 
 __all__ = ["Federation", "down", "find", "process_of", "restart", "up"]
@@ -46,6 +47,8 @@ class Federation:
         What nodes were dealt: the data set, its client and target columns.
     threads : int
         Of the arithmetic in every process.
+    warm : bool
+        Whether a node keeps a process from one message to the next.
     processes : tuple of Process
         The SuperLink, then the nodes.
     commands : mapping
@@ -57,6 +60,7 @@ class Federation:
     root_certificates: str | None
     data: dict[str, Any]
     threads: int = 1
+    warm: bool = True
     processes: tuple[Process, ...] = ()
     commands: dict[str, list[str]] = field(default_factory=dict)
 
@@ -112,6 +116,7 @@ def up(
     target: str | None = None,
     folder: Path,
     tls: bool = False,
+    warm: bool = True,
     patience: float = 90.0,
 ) -> Federation:
     """Start a SuperLink and nodes, each with its own share of the clients, and wait until all are there.
@@ -128,6 +133,8 @@ def up(
         Where to keep everything.
     tls : bool
         Whether to talk over TLS, with nodes that prove who they are.
+    warm : bool
+        Whether nodes keep a process from one message to the next.
     patience : float
         Seconds to wait for the nodes.
     """
@@ -143,7 +150,7 @@ def up(
     try:
         shares = deal(data, client, [folder / "nodes" / str(i) / "data" for i in range(nodes)])
         about = {"path": str(Path(data).absolute()), "client": shares[0].client, "target": target}
-        made = Federation(folder, "", _authority(folder, tls), about, max(1, (os.cpu_count() or 1) // nodes))
+        made = Federation(folder, "", _authority(folder, tls), about, max(1, (os.cpu_count() or 1) // nodes), warm)
         made = _start_nodes(_start_link(made), shares)
         made.await_nodes(patience)
     except BaseException:  # also Ctrl-C: nothing half-started is left behind
@@ -175,7 +182,10 @@ def down(folder: Path) -> list[str]:
     folder = folder.absolute()
     stopped: list[str] = []
     if (folder / "federation.json").exists():
-        stopped = stop(find(folder).processes)
+        made = find(folder)
+        stopped = stop(made.processes)
+        for name in made.nodes:
+            await_end(_state(folder, name) / name)  # what a node keeps ends with it
         (folder / "federation.json").unlink()
     for share in folder.glob("nodes/*/data"):
         shutil.rmtree(share)
@@ -252,8 +262,8 @@ def _start_nodes(made: Federation, shares: Sequence[Share]) -> Federation:
 
 
 def _node_command(made: Federation, name: str, share: Share) -> list[str]:
-    settings = {"name": name, "data": str(share.folder), "client": share.client}
-    settings["state"] = str(_home(made.folder, name).parent / "state")
+    settings: dict[str, Any] = {"name": name, "data": str(share.folder), "client": share.client, "warm": made.warm}
+    settings["state"] = str(_state(made.folder, name))
     if made.data["target"] is not None:
         settings["target"] = made.data["target"]
     security = ["--insecure"]
@@ -300,6 +310,11 @@ def _listens(process: Process, port: int) -> bool:
 def _home(folder: Path, name: str) -> Path:
     """Flower's files of a process: each has its own, since apps are unpacked there."""
     return folder / "home" if name == _LINK else folder / "nodes" / name.removeprefix("node-") / "home"
+
+
+def _state(folder: Path, name: str) -> Path:
+    """What the clients of a node keep."""
+    return _home(folder, name).parent / "state"
 
 
 def _died(made: Federation, name: str) -> RunError:

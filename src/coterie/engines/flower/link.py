@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from coterie.engines.flower.journal import Journal
 from coterie.engines.flower.messages import ASK, HELLO, Answers, Hello, Introduction, Question, Refusal
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.errors import CoterieError
@@ -47,11 +48,16 @@ class Link:
         Seconds that a question may take.
     poll : float
         Seconds between two looks at what has come.
+    told : callable
+        Given what is asked, whenever something is asked.
     """
 
-    def __init__(self, grid: Grid, run: str, *, timeout: float, poll: float) -> None:
-        self.grid, self.run, self.timeout, self.poll = grid, run, timeout, poll
+    def __init__(
+        self, grid: Grid, run: str, *, timeout: float, poll: float, told: Callable[[str], None] = lambda asked: None
+    ) -> None:
+        self.grid, self.run, self.timeout, self.poll, self.told = grid, run, timeout, poll, told
         self.nodes: dict[str, Node] = {}  # by name
+        self.journal: Journal | None = None  # where answers are kept, and found again
         self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
         self._greeted: dict[int, str] = {}  # id -> the message that asks who it is
         self._strangers: dict[int, Introduction] = {}
@@ -104,6 +110,22 @@ class Link:
         patience : float
             Seconds that it may take.
         """
+        self.told(_asked(questions))
+        if self.journal is not None and (before := self.journal.recalled()) is not None:
+            return Called(*before)
+        called = self._call(questions, sizes, enough, check, patience)
+        if self.journal is not None:
+            self.journal.note(called.answers, called.failed)
+        return called
+
+    def _call(
+        self,
+        questions: Mapping[str, Question],
+        sizes: Mapping[str, int],
+        enough: int,
+        check: Callable[[Answers], None],
+        patience: float,
+    ) -> Called:
         deadline = time.monotonic() + patience
         called, asked, some = Called(), dict[str, str](), enough < sum(sizes.values())
         self._came = {}  # what comes late is ignored
@@ -188,6 +210,12 @@ def _content(reply: Message) -> Any:
     if isinstance(said, Refusal):
         raise CoterieError(said.why, said.hint)
     return said
+
+
+def _asked(questions: Mapping[str, Question]) -> str:
+    """The client functions that are to be run, in words."""
+    steps = {ask.step.__name__: None for question in questions.values() for ask in question.asks.values()}
+    return ", ".join(steps).replace("_", " ")
 
 
 def _same_clients(a: Introduction, b: Introduction) -> bool:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a node holds, as its configuration and the run's options say: whose rows, in which files, and where state is kept."""
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
-from flwr.supercore.utils import get_flwr_home
 from torch import nn
 
 from coterie.config import FitOptions
@@ -15,6 +13,7 @@ from coterie.data.clients import Clients
 from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
 from coterie.engines.flower.client import NodeData
+from coterie.engines.flower.node_config import node_name, state_folder
 from coterie.errors import ConfigError
 
 __all__ = ["LoadData", "node_data"]
@@ -35,19 +34,9 @@ def node_data(
     its columns, where the run does not name them; `name`, distinct in the federation and the same after a restart; `state`,
     the folder in which clients keep what is theirs, under the node's name.
     """
-    name = _name(context)
-    state = context.node_config.get("state")
-    folder = Path(str(state)) if state else get_flwr_home() / "coterie"
+    name, folder = node_name(context), state_folder(context)
     reading = str(context.run_config.get("options", ""))
-    return NodeData(name, partial(_load, context, load_data), folder / name, dict(modules or {}), opaque, reading)
-
-
-def _name(context: Context) -> str:
-    """What the node is called, or its place among nodes, or its number, which changes with every start."""
-    config = context.node_config
-    if "name" in config:
-        return re.sub(r"[^\w.-]", "-", str(config["name"]))
-    return f"node-{config.get('partition-id', context.node_id)}"
+    return NodeData(name, partial(_load, context, load_data), folder, dict(modules or {}), opaque, reading)
 
 
 def _load(context: Context, load_data: LoadData | None, schema: Schema | None) -> Clients:
@@ -67,7 +56,7 @@ def _load(context: Context, load_data: LoadData | None, schema: Schema | None) -
 def _path(context: Context) -> str:
     if "data" not in context.node_config:
         raise ConfigError(
-            f"{_name(context)} has no data path",
+            f"{node_name(context)} has no data path",
             'start the SuperNode with --node-config \'data="/path/rows.parquet" client="site"\', or register load_data',
         )
     return str(context.node_config["data"])

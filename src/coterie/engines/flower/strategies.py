@@ -2,7 +2,7 @@
 """All methods as one Flower strategy, that drops into any ServerApp."""
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 import coterie.engines.flower.catalogue  # noqa: F401  registers all steps
+from coterie import selection
 from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
 from coterie.engines.checkpoint import replace_file
@@ -23,9 +24,13 @@ from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
 from coterie.methods.session import Watch
 from coterie.registry import method_of
+from coterie.runs.auto import advised, settled_run
+from coterie.runs.comparison import Compared, answers_of, check_free, compare_run
 from coterie.runs.fit import fit_run
+from coterie.selection.result import Comparison
+from coterie.selection.run import FEW, NEW_CLIENTS
 
-__all__ = ["CoterieStrategy"]
+__all__ = ["CoterieStrategy", "compare"]
 
 
 class CoterieStrategy(Strategy):
@@ -34,7 +39,7 @@ class CoterieStrategy(Strategy):
     Parameters
     ----------
     method : str
-        As `coterie fit --method`: any but ``"auto"``.
+        As `coterie fit --method`.
     module : mapping, optional
         The user's own network: one entry, its name (the nodes register the same) and the module.
     **settings
@@ -81,6 +86,7 @@ class CoterieStrategy(Strategy):
         every: float = 2.0,
         watch: Watch | None = None,
         begun: Callable[[list[str]], None] = lambda left_out: None,
+        told: Callable[[str], None] = lambda asked: None,
     ) -> Result:
         """Fit, and hand over models in the manner of Flower: ``"0/..."``, ``"1/..."`` are those of the clusters.
 
@@ -104,22 +110,32 @@ class CoterieStrategy(Strategy):
             Told of every round: (phase, what happened, rounds of the phase).
         begun : callable
             Told that the run has begun, and what is not used of the data.
+        told : callable
+            Given what is asked, whenever the nodes are asked.
         """
         chosen = self.options if num_rounds is None else _with_rounds(self.options, num_rounds)
         name = _identity(folder)
-        clients = _clients(grid, chosen, name, nodes=nodes, timeout=timeout, modules=self.modules)
+        clients = _clients(grid, chosen, name, nodes=nodes, timeout=timeout, modules=self.modules, told=told)
         module = next(iter(self.modules.values()), None)
         if folder is None:
+            if chosen.method == "auto":
+                found = selection.compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
+                chosen = advised(found.document()).into(chosen)
             self.fitted_ = fit(clients, chosen, watch=watch, module=module)
-        else:
+            return _result(self.fitted_)
 
-            def note(left_out: list[str]) -> None:
-                replace_file(folder / "flower-run", name.encode())
-                begun(left_out)
+        def note() -> None:
+            replace_file(folder / "flower-run", name.encode())
 
-            self.fitted_, self.more_ = fit_run(
-                folder, chosen, clients, command, every=every, watch=watch, begun=note, module=module
-            )
+        def noted(left_out: list[str]) -> None:
+            note()
+            begun(left_out)
+
+        if chosen.method == "auto":
+            chosen = settled_run(folder, chosen, clients, command, watch=watch, begun=note)
+        self.fitted_, self.more_ = fit_run(
+            folder, chosen, clients, command, every=every, watch=watch, begun=noted, module=module
+        )
         return _result(self.fitted_)
 
     def configure_train(
@@ -143,6 +159,66 @@ class CoterieStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Refuse: see `start`."""
         _refuse()
+
+
+def compare(
+    grid: Grid,
+    *,
+    folder: Path | None = None,
+    nodes: int = 1,
+    timeout: float = 600.0,
+    hidden: Sequence[int] = (),
+    quick: bool = False,
+    seed: int = 0,
+    test_size: float = 0.2,
+    new_clients: float | None = None,
+    command: str = "coterie.flower.compare",
+    watch: Watch | None = None,
+    told: Callable[[str], None] = lambda asked: None,
+) -> Compared | Comparison:
+    """Find how the clients of a federation differ, as `coterie.compare` does where all rows are at hand.
+
+    Parameters
+    ----------
+    grid : Grid
+        What leads to the nodes.
+    folder : Path, optional
+        Where to write what was found, as `coterie compare` does; one that was interrupted is continued.
+    nodes, timeout
+        How many nodes to wait for before beginning, and seconds that a message waits for answers.
+    hidden, quick, seed
+        As for `coterie.compare`.
+    test_size, new_clients
+        Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
+    command : str
+        What the folder says was asked for.
+    watch, told
+        As for `CoterieStrategy.start`.
+
+    Returns
+    -------
+    Comparison, or Compared with a folder
+        What was found, and how it was written.
+    """
+    chosen = options(
+        {
+            "seed": seed, "model": {"hidden": list(hidden)},
+            "data": {"test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients},
+        }
+    )  # fmt: skip
+    kept = None
+    if folder is not None:
+        check_free(folder)
+        kept = answers_of(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        replace_file(kept / "flower-run", _identity(kept).encode())
+    few = FEW if new_clients is None else 0
+    clients = _clients(grid, chosen, _identity(kept), nodes=nodes, timeout=timeout, few=few, told=told)
+    if folder is None:
+        return selection.compare(clients, hidden=hidden, seed=seed, quick=quick, watch=watch)
+    share = chosen.data.new_clients if clients.newcomers is not None else 0.0
+    named = chosen.data.model_copy(update={"new_clients": share})
+    return compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch, on_flower=True)
 
 
 def _refuse() -> NoReturn:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nodes have answered, message by message, so that a comparison that was interrupted can be continued.
+
+A comparison asks what follows from the answers before, and from nothing else. So it has no checkpoints of its own: when it
+is run again it is told the same answers again, in the order in which they came, and goes on asking where they end. Nodes
+still keep what their clients had after the last of them.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors
+from coterie.engines.flower.wire import pack, unpack
+from coterie.errors import RunError
+from coterie.protocol import Tensors
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """Answers in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they are; it is made.
+    about : mapping
+        What is asked, of which data, by which version: answers to something else are refused.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self.folder, self._number = folder, 0
+        folder.mkdir(parents=True, exist_ok=True)
+        said, path = json.dumps(about, sort_keys=True), folder / "about.json"
+        if not path.exists():
+            replace_file(path, said.encode())
+        elif path.read_text(encoding="utf-8") != said:
+            raise RunError(
+                f"{folder} holds answers to another question, on other data or to another version",
+                "remove that folder, or name another --out",
+            )
+
+    def recalled(self) -> tuple[Any, Any] | None:
+        """What came of the next message, if it was sent before: answers, and why others did not answer."""
+        self._number += 1
+        if not self._path.exists():
+            return None
+        tensors, document = load_tensors(self._path)
+        return unpack(document["answers"], tensors), document["failed"]
+
+    def note(self, answers: Any, failed: dict[str, str]) -> None:
+        """Keep what came of it."""
+        tensors: Tensors = {}
+        document = {"answers": pack(answers, tensors), "failed": failed}
+        save_tensors(self._path, tensors, document)
+
+    def remove(self) -> None:
+        """Forget all answers: what was asked for is written."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self._number:06d}.safetensors"
