@@ -26,7 +26,7 @@ from coterie.errors import ConfigError, DataError
 
 __all__ = ["few_shot_of", "read_sites", "site_files", "summed"]
 
-_MOST_MADE = 1 << 28  # numbers of rows, or of sums, that are held at once
+_MOST_MADE = 1 << 27  # numbers of rows, or of sums, that are held at once: 1 GiB
 _PURPOSES = {"folds": "folds", "validation": "validation", "few_shot": "few shots", "support": "support"}
 
 
