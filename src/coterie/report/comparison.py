@@ -125,7 +125,12 @@ def _facts(run: Run) -> list[Fact]:
     facts = [Fact("clients", count(info.get("n_clients")), f"{count(info.get('n_judged'))} scored")]
     if groups.get("stability") is not None:
         facts.append(Fact("stability of groups", fixed(groups["stability"], 2), "adjusted Rand index; 1 is perfect"))
-    for name, words in (("outliers", "no shared model fits"), ("too_small", "too few rows to be scored")):
+    told = (
+        ("outliers", "no shared model fits"),
+        ("too_small", "too few rows to be scored"),
+        ("absent", "did not answer"),
+    )
+    for name, words in told:
         if info.get(name):
             facts.append(Fact(name.replace("_", " "), count(len(info[name])), words))
     return [*facts, Fact("took", human_seconds(number(info.get("seconds"))))]

@@ -164,7 +164,8 @@ def clients_table(found: Comparison) -> pa.Table:
     }
     groups = found.grouping
     if groups is not None:
-        columns |= {"label": groups.labels, "agreement": _with_nulls(groups.agreement)}
+        columns["label"] = pa.array(groups.labels, mask=groups.labels < 0)
+        columns["agreement"] = _with_nulls(groups.agreement)
         columns |= {"margin": _with_nulls(groups.margin)}
     if groups is not None and groups.map is not None:
         columns |= {"map_x": _with_nulls(groups.map[:, 0]), "map_y": _with_nulls(groups.map[:, 1])}

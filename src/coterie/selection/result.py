@@ -83,7 +83,7 @@ class Structure:
 class Grouping:
     """The groups that clusters found, whatever was chosen in the end."""
 
-    labels: np.ndarray  # [M]
+    labels: np.ndarray  # [M] -1 for who did not answer
     sizes: np.ndarray  # [K]
     profile: (
         np.ndarray | None
@@ -117,6 +117,7 @@ class Comparison:
     seed: int
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()  # clients that did not answer, and are left out
 
     def __getitem__(self, name: str) -> Structure:
         return next(one for one in self.structures if one.name == name)
@@ -143,6 +144,7 @@ class Comparison:
             "grouping": None if self.grouping is None else _said(self.grouping),
             "outliers": list(self.outliers),
             "too_small": list(self.too_small),
+            "absent": list(self.absent),
             "worse_off": list(self.worse_off),
             "notes": list(self.notes),
         }

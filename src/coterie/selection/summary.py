@@ -107,7 +107,8 @@ def summarised(
         names=names,
         rows=clients.train.counts.numpy(),
         judged=evidence.judged.numpy(),
-        too_small=names_where(names, ~evidence.judged),
+        too_small=names_where(names, ~task.judged),
+        absent=names_where(names, evidence.absent),
         outliers=names_where(names, evidence.odd),
         outlier_score=evidence.outlier_score.numpy(),
         worse_off=names_where(names, gain < 0),
@@ -260,15 +261,17 @@ def _grouping(
     assert found.labels is not None
     assert found.margin is not None
     labels, k = found.labels[j].numpy(), int(found.settings[j]["n_clusters"])  # [M, F]
+    there = ~evidence.absent.numpy()
     final, folds = labels[:, -1], labels[:, :-1].T
+    agreement = np.mean([_matched(fold, final, k) == final for fold in folds], axis=0)
     return Grouping(
-        labels=final,
-        sizes=np.bincount(final, minlength=k),
+        labels=np.where(there, final, -1),
+        sizes=np.bincount(final[there], minlength=k),
         profile=_profile(found.fits[j], problem, scaling) if found.fits else None,
         features=clients.schema.feature_names,
-        stability=float(np.mean([adjusted_rand(fold, final) for fold in folds])),
-        agreement=np.mean([_matched(fold, final, k) == final for fold in folds], axis=0),
-        margin=found.margin[j].numpy(),
+        stability=float(np.mean([adjusted_rand(fold[there], final[there]) for fold in folds])),
+        agreement=np.where(there, agreement, np.nan),
+        margin=np.where(there, found.margin[j].numpy(), np.nan),
         map=None if place is None else place.numpy(),
     )
 

@@ -182,6 +182,9 @@ def _odd_clients(found: Comparison) -> list[str]:
             f"No shared model fits {_number(len(found.outliers), 'client')}, not counted in the choice: "
             f"{_some(found.outliers)}. Check their data."
         )
+    if found.absent:
+        many = _number(len(found.absent), "client")
+        out.append(f"{many} did not answer and took no part: {_some(found.absent)}.")
     if found.too_small:
         have = "has" if len(found.too_small) == 1 else "have"
         few = _number(len(found.too_small), "client")

@@ -22,7 +22,7 @@ from coterie.studies.common import Column, Outcome, Tell, silent
 from coterie.studies.data.planted import Truth, planted_structure
 from coterie.studies.parallel import side_by_side
 
-__all__ = ["CAPTION", "CASES", "COLUMNS", "NAME", "QUICK", "Case", "Settings", "run"]
+__all__ = ["CAPTION", "CASES", "COLUMNS", "NAME", "QUICK", "Case", "Settings", "planted_clients", "run"]
 
 NAME = "compare-planted"
 
@@ -87,7 +87,7 @@ def _one(task: tuple[Settings, Case, int]) -> dict[str, Any]:
     """One repetition of one case."""
     settings, case, seed = task
     began = time.process_time()
-    found = compare(_clients(settings, case, seed), seed=seed, quick=settings.quick)
+    found = compare(planted_clients(settings, case, seed), seed=seed, quick=settings.quick)
     chosen, best = found[found.chosen], max(found.structures, key=lambda one: one.test_score or 0.0)
     assert chosen.test_score is not None
     assert best.test_score is not None
@@ -110,7 +110,8 @@ def _one(task: tuple[Settings, Case, int]) -> dict[str, Any]:
     }
 
 
-def _clients(settings: Settings, case: Case, seed: int) -> Clients:
+def planted_clients(settings: Settings, case: Case, seed: int, *, test_size: float = 0.2) -> Clients:
+    """Clients of one repetition of a case."""
     rows = planted_structure(
         case.truth, case.size, n_clients=settings.clients, rows=settings.rows, n_features=settings.features,
         noise=settings.noise, outliers=case.outliers, seed=seed,
@@ -118,7 +119,7 @@ def _clients(settings: Settings, case: Case, seed: int) -> Clients:
     assert isinstance(rows.x, Tensor)
     assert isinstance(rows.y, Tensor)
     return from_arrays(
-        rows.x.numpy(), rows.y.numpy(), rows.names[rows.owners], task="regression", test_size=0.2, seed=seed
+        rows.x.numpy(), rows.y.numpy(), rows.names[rows.owners], task="regression", test_size=test_size, seed=seed
     )
 
 

@@ -33,7 +33,8 @@ class Evidence:
     odd: Tensor  # [M] outliers
     outlier_score: Tensor  # [M]
     tolerance: float
-    barred: tuple[str, ...] = ()  # structures that may not be taken
+    barred: tuple[str, ...]  # structures that may not be taken
+    absent: Tensor  # [M] who has rows enough, and did not answer
 
     def score(self, name: str, *, test: bool = False) -> Tensor:
         """[M] of the structure's setting, NaN for who was not judged or, on test rows, has none."""
@@ -48,15 +49,19 @@ class Evidence:
 
 
 def chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
-    """Choose settings, find outliers, choose settings without them, and then the structure."""
-    nobody = torch.zeros_like(task.judged)
-    settings = {name: _setting(one, task.judged, tolerance) for name, one in found.items()}
-    shared = torch.stack([_score(found[name], settings[name], task.judged) for name in _SHARED if name in found])
+    """Choose settings, find outliers, choose settings without them, and then the structure.
+
+    Who did not answer when some structure was judged is not judged at all: all structures are judged by the same clients.
+    """
+    there = torch.stack([one.judged.rows > 0 for one in found.values()]).all(0)
+    judged, nobody = task.judged & there, torch.zeros_like(task.judged)
+    settings = {name: _setting(one, judged, tolerance) for name, one in found.items()}
+    shared = torch.stack([_score(found[name], settings[name], judged) for name in _SHARED if name in found])
     score = outlying(shared, found["global"].judged.rows)
-    odd = (score > OUTLIER) & task.judged
-    if int((task.judged & ~odd).sum()) < 2:
+    odd = (score > OUTLIER) & judged
+    if int((judged & ~odd).sum()) < 2:
         odd = nobody
-    counted = task.judged & ~odd
+    counted = judged & ~odd
     settings = {name: _setting(one, counted, tolerance) for name, one in found.items()}
     scores = torch.stack([_score(one, settings[name], counted) for name, one in found.items()])
     may = [not one.eligible or any(one.eligible) for one in found.values()]
@@ -67,7 +72,8 @@ def chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     order = sorted(range(len(scores)), key=lambda j: _complexity(*list(settings.items())[j], found))
     winner = list(found)[order[simplest(scores[order], tolerance=tolerance, eligible=[may[j] for j in order])]]
     barred = tuple(name for name, can in zip(found, may, strict=True) if not can)
-    return Evidence(found, settings, winner, task.judged, odd, score, tolerance, barred)
+    absent = task.judged & ~there
+    return Evidence(found, settings, winner, judged, odd, score, tolerance, barred, absent)
 
 
 def _predicts(found: dict[str, Found], settings: dict[str, int], scores: Tensor) -> bool:

@@ -118,7 +118,7 @@ def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
 
 
 def _best_penalty(common: Found, judged: Tensor) -> int:
-    means = common.judged.score[:, judged].mean(1)
+    means = common.judged.score[:, judged & (common.judged.rows > 0)].mean(1)
     return max((j for j, setting in enumerate(common.settings) if "penalty" in setting), key=lambda j: float(means[j]))
 
 

@@ -6,7 +6,7 @@ needs of another (everything begins with the model for all) is handed on.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,11 +102,18 @@ def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
 
 
 def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
-    """Ask everybody, where there is no going on without all answers."""
+    """Ask everybody for values of their own; who does not answer counts as a client without rows: with zeros."""
     got = yield ask
-    if got is None or len(got.missing):
-        raise RunError("a client did not say how it is served", "see that all nodes are there, and compare again")
-    return got
+    if got is None or not got.n:
+        raise RunError("nobody answers how it is served", "see that the nodes are there, and compare again")
+    if not len(got.missing):
+        return got
+    ids = torch.cat([got.ids, got.missing]).sort().values
+    values = {}
+    for name, value in got.values.items():
+        values[name] = value.new_zeros(len(ids), *value.shape[1:])
+        values[name][torch.searchsorted(ids, got.ids)] = value
+    return replace(got, values=values, ids=ids, missing=ids[:0])
 
 
 def common_model(problem: Problem, effort: Effort) -> Algorithm:
@@ -213,7 +220,11 @@ def clusters(
             fits.append(found["judged"][0])
             answers.append(found["judged"][1])
     labels = [got["label"][:, :, 0] for got in answers]
-    eligible = tuple(int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2))
+    there = [(got["rows"] > 0).flatten(1).any(1) for got in answers]  # [M] who was there
+    eligible = tuple(
+        int(torch.bincount(label[who, -1], minlength=k).min()) >= least
+        for k, (label, who) in enumerate(zip(labels, there, strict=True), 2)
+    )
     settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
     judged, margins = (
         joined([judged_rows(got, problem) for got in answers]),
