@@ -25,6 +25,7 @@ __all__ = [
     "match_models",
     "measure_ask",
     "measure_own_ask",
+    "measure_placed_ask",
     "place_ask",
     "target_ask",
     "target_sums",
@@ -88,10 +89,27 @@ class Measured:
 
 
 def place_ask(model: Model, theta: Tensor) -> Ask:
-    """Ask clients where they belong among models theta [K, P]; make a `Placed` of the replies' values."""
-    fields = ("label", "losses", "margin", "margin_error", "rows")
+    """Ask clients where they belong among models theta [K, P]; make a `Placed` of the replies' values.
+
+    They keep it to themselves as well, for `measure_placed_ask`.
+    """
     return Ask(
-        place, {"model": model, "theta": theta}, {f: Stack() for f in fields}, scratch=len(theta) * model.n_outputs
+        place,
+        {"model": model, "theta": theta},
+        {name: Stack() for name in ("label", "losses", "margin", "margin_error", "rows")},
+        fresh={"placed": torch.tensor(0)},
+        scratch=len(theta) * model.n_outputs,
+    )
+
+
+def measure_placed_ask(model: Model, theta: Tensor) -> Ask:
+    """Ask clients how well the model of theta [K, P] serves them that they were placed at; make a `Measured` of it."""
+    return Ask(
+        measure_placed,
+        {"model": model, "theta": theta},
+        {name: Stack() for name in ("loss", "metric", "rows")},
+        fresh={"placed": torch.tensor(0)},
+        scratch=len(theta) * model.n_outputs,
     )
 
 
@@ -123,7 +141,8 @@ def target_ask(about: Tensor) -> Ask:
 def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Compare all models on a client's rows."""
     model, theta = shared["model"], shared["theta"]  # [S, K, P]
-    per_row = row_loss(model.loss, outputs(model, theta, data), data.target)  # [S, K, C, N]
+    scores = outputs(model, theta, data)
+    per_row = row_loss(model.loss, scores, data.target)  # [S, K, C, N]
     loss = worst_if_nan(torch.einsum("skcn,cn->skc", per_row, data.weights))
     label = loss.argmin(1)  # a model that diverged loses infinitely: nobody belongs to it
     margin = loss.new_zeros(label.shape)
@@ -140,9 +159,10 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
         "losses": loss.transpose(1, 2),
         "margin": margin,
         "margin_error": error,
+        "metric": _metric(model, chosen(scores, label), chosen(loss, label), data),
         "rows": data.n[None],
     }
-    return reply, {}
+    return reply, {"placed": label}
 
 
 @from_sums
@@ -150,6 +170,12 @@ def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     """Judge each client's given model on its rows."""
     scores = chosen(outputs(shared["model"], shared["theta"], data), each["label"])  # [S, C, N, O]
     return judged(shared["model"], scores, data), {}
+
+
+@from_sums
+def measure_placed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Judge the model that each client was placed at on its rows."""
+    return measure(shared, {"label": private["placed"]}, {}, data)
 
 
 @from_sums
@@ -170,10 +196,14 @@ def target_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
 def judged(model: Model, scores: Tensor, data: Block) -> Tensors:
     """Loss and accuracy (or squared error) of every client, from its model's outputs.  [S, C, N, O] -> [S, C] each"""
     loss = client_losses(model, scores, data)  # [S, C]
-    right = loss
-    if model.loss == "cross_entropy":
-        right = torch.einsum("scn,cn->sc", (scores.argmax(-1) == data.target).to(data.weights.dtype), data.weights)
-    return {"loss": loss, "metric": right, "rows": data.n[None]}
+    return {"loss": loss, "metric": _metric(model, scores, loss, data), "rows": data.n[None]}
+
+
+def _metric(model: Model, scores: Tensor, loss: Tensor, data: Block) -> Tensor:
+    """Share of rows predicted right; of numbers, the loss.  [S, C, N, O], [S, C] -> [S, C]"""
+    if model.loss != "cross_entropy":
+        return loss
+    return torch.einsum("scn,cn->sc", (scores.argmax(-1) == data.target).to(data.weights.dtype), data.weights)
 
 
 # -- against planted truth --------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ __all__ = [
     "ClusterSums",
     "Fold",
     "Lockstep",
+    "Lowest",
     "Mean",
     "Replies",
     "RowProduct",
@@ -117,8 +118,8 @@ class Block:
         each = 1.0 / self.n.clamp(min=1).to(self.x.dtype)[:, None]
         return each.expand(self.x.shape[:2]) if self.mask is None else self.mask * each
 
-    def clients(self, part: slice) -> "Block":
-        """View some of the clients."""
+    def clients(self, part: slice | Tensor) -> "Block":
+        """Take some of the clients: a slice of them is a view."""
         mask = None if self.mask is None else self.mask[part]
         y, fold = (None if value is None else value[part] for value in (self.y, self.fold))
         return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold)
@@ -336,6 +337,56 @@ class Stack:
         return part["stack"]
 
 
+NOBODY = torch.finfo(torch.float64).max  # the score of who is not in the running: finite, since it is sent
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """The values of the n clients with the lowest scores, the lowest first: no other value goes beyond its worker.
+
+    Attributes
+    ----------
+    by : str
+        Field of the reply with the scores [S, C]; who has `NOBODY` is left out, so that there may be fewer than n.
+    tie : str
+        Field [S, C] that decides between equal scores, such as the clients' keys.
+    n : int
+        How many.
+    """
+
+    by: str
+    tie: str
+    n: int
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Scores and ties."""
+        return (self.by, self.tie)
+
+    def part(self, value: Tensor, reply: Tensors) -> Tensors:
+        """Keep the block's n best; who is lacking is nobody."""
+        score, tie = reply[self.by].to(torch.float64), reply[self.tie]  # [S, C]
+        lacking = max(0, self.n - score.shape[1])
+        score = torch.cat([score, score.new_full((len(score), lacking), NOBODY)], 1)
+        tie = torch.cat([tie, tie.new_zeros(len(tie), lacking)], 1)
+        value = torch.cat([value, value.new_zeros(len(value), lacking, *value.shape[2:])], 1)
+        return self._best({"score": score, "tie": tie, "value": value})
+
+    def merge(self, a: Tensors, b: Tensors) -> Tensors:
+        """Keep the best of both."""
+        return self._best({name: torch.cat([a[name], b[name]], 1) for name in a})
+
+    def finish(self, part: Tensors) -> Tensor:
+        """Hand over [at most n, ...]."""
+        return part["value"][part["score"] < NOBODY]
+
+    def _best(self, part: Tensors) -> Tensors:
+        order = part["tie"].argsort(dim=1, stable=True)
+        order = order.gather(1, part["score"].gather(1, order).argsort(dim=1, stable=True))[:, : self.n]
+        runs = torch.arange(len(order))[:, None]
+        return {name: value[runs, order] for name, value in part.items()}
+
+
 EVERYBODY = 1 << 62  # enough answers are those of all whom the participation policy chooses, in any stage
 
 
@@ -379,7 +430,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Save:
-    """The state after a round, all that is needed to go on, and what a person would like to see of the round."""
+    """The state after a round, all that is needed to go on, and what a person would like to see of the round.
+
+    What was asked beside the engine that drives the algorithm is told as `traffic`: messages, bytes_up and bytes_down.
+    """
 
     state: Any
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -397,12 +451,16 @@ class Replies:
         Clients that were asked and were late or failed.
     elapsed : float
         Seconds that it took, by the engine's clock; 0 without one.
+    bytes_up, bytes_down : int
+        What the answers took, and what was sent, as a federation would send it.
     """
 
     values: Mapping[str, Any]
     ids: Tensor
     missing: Tensor
     elapsed: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
     @property
     def n(self) -> int:

@@ -6,12 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import coterie
 from coterie import ConfigError
+from coterie.algorithms.fedavg import try_penalties
 from coterie.cli.tables import predicted
 from coterie.config import options
+from coterie.data.draws import VALIDATION
+from coterie.engines.in_process import InProcess
 from coterie.methods.fit import fit
+from coterie.models import linear_regression
+from coterie.protocol import Ask, Sum
 from coterie.registry import METHODS
 from coterie.runs.fit import fit_run
 from sites import Sites, planted_table, written
@@ -55,6 +61,18 @@ def test_predictions_and_scores_are_those_of_the_rows(
         np.testing.assert_allclose(ours.per_client[column], value, atol=1e-8, err_msg=column)
     found = [predicted(coterie.load(tmp_path / name), sites.pooled)[0]["prediction"] for name in ("sums", "rows")]
     np.testing.assert_allclose(*(column.to_numpy() for column in found), atol=1e-8)
+
+
+def test_rows_that_a_client_draws_itself_have_the_sums_of_those_it_would_have_drawn(
+    both: tuple[coterie.Clients, coterie.Clients],
+) -> None:
+    """Losses on validation rows, which are drawn on the client; also of some of the clients, and of changed rows."""
+    shared = {"model": linear_regression(7), "penalties": (0.1, 1.0), "share": VALIDATION, "seed": torch.tensor(0)}
+    ours, rows = (
+        InProcess(clients.train.at_least(20).changed(lambda x: x / 10)).ask(Ask(try_penalties, shared, {"loss": Sum()}))
+        for clients in both
+    )
+    assert ours["loss"].tolist() == pytest.approx(rows["loss"].tolist(), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"fedavg", "ifca", "local", "shrunk", "representation"}))

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.algorithms.copies import perturbed, residuals, who_is_there
-from coterie.algorithms.starts import serve
+from coterie.algorithms.starts import exchanged, first_smallest, serve
 from coterie.local import worst_if_nan
 from coterie.local.row_space import features
 from coterie.models import Dense
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
+from coterie.protocol import Ask, Block, ByCluster, Lockstep, Replies, Save, Stack, Tensors
 
-__all__ = ["Anchors", "Grouping", "badly_served", "first_anchors", "group_anchors", "introduce", "swapped"]
+__all__ = ["Anchors", "Grouping", "badly_served", "first_anchors", "group_anchors", "introduce", "nearest_anchor"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
@@ -33,6 +34,7 @@ _PER_CLUSTER = 10  # anchors, when their number is not given: of 3 clusters, one
 _ROWS_PER_CLUSTER = 10  # rows that make a client an anchor: the direction has K coordinates
 _FAR = 4.0  # times the median loss: badly served
 _MANY = 0.02  # share of clients: enough to look for another cluster
+_DIVERGED = 1e30  # the loss of a model that did
 _GAP = 1.5  # ratio of heights in the anchors' tree that separates clusters
 
 
@@ -75,13 +77,15 @@ def _drawn(ids: Tensor, n: Tensor, draw: Tensor, how: Anchors, n_clusters: int) 
     return ids[torch.from_numpy(rank[:number].copy())]
 
 
-def badly_served(model: Dense, theta: Tensor, taken: Tensor, how: Anchors, n_clusters: int, seed: int) -> Run:
+def badly_served(model: Dense, theta: Tensor, taken: Tensor, how: Anchors, n_clusters: int, seed: int) -> Lockstep:
     """Draw further anchors among clients whose loss is far above the median, if these are many.  -> [A] client numbers"""
     nobody = taken[:0]
     base = torch.zeros(model.n_parameters, dtype=model.dtype)
-    got = yield Ask(serve, {"model": model, "theta": theta, "base": base}, {"loss": Stack()}, scratch=len(theta))
-    who = yield Ask(introduce, {"key": keys.key(seed, "further anchors")}, {"n": Stack(), "draw": Stack()})
-    if got is None or who is None or got.n == 0 or not torch.equal(got.ids, who.ids):
+    got, who = yield (
+        Ask(serve, {"model": model, "theta": theta, "base": base}, {"loss": Stack()}, scratch=len(theta)),
+        Ask(introduce, {"key": keys.key(seed, "further anchors")}, {"n": Stack(), "draw": Stack()}),
+    )
+    if got.n == 0 or not torch.equal(got.ids, who.ids):
         return nobody
     n = who["n"]
     mean = got["loss"] / n.clamp(min=1)
@@ -183,39 +187,28 @@ def _numbered(labels: np.ndarray, least: float = 0.0) -> Tensor:
 def _medoid(local: Tensor, members: Tensor) -> int:
     """The member that is nearest to the others."""
     own = members.nonzero()[:, 0]
-    return int(own[_first_smallest(torch.cdist(local[own], local[own]).sum(1))])
-
-
-def _first_smallest(values: Tensor) -> int:
-    """Number of the smallest, of those that differ by rounding the first; NaN is the largest."""
-    values = worst_if_nan(values.flatten())
-    least = values.min()
-    return int((values <= least + 1e-9 * least.abs()).int().argmax()) if bool(least.isfinite()) else 0
+    return int(own[first_smallest(torch.cdist(local[own], local[own]).sum(1))])
 
 
 def _improved(model: Dense, local: Tensor, chosen: Tensor, noise: float, seed: int) -> Run:
-    """Exchange a representative for another anchor while that lowers everybody's loss by a hundredth.  -> chosen, swaps"""
-    swaps, each, to = 0, {}, None
+    """Exchange a representative for another anchor while that lowers everybody's loss by a hundredth.  -> chosen, swaps
+
+    Clients that the same anchor serves best stay together, so that one exchange with them tells all.
+    """
+    if len(local) == len(chosen):
+        return chosen, 0
+    each, to = {}, None
     shared: dict[str, Any] = {"model": model, "theta": local}
-    if noise and len(local) > len(chosen):
+    if noise:
         there = yield from who_is_there()
         if there is None:
-            return chosen, swaps
+            return chosen, 0
         copies = perturbed(local, there.lots, noise, keys.key(seed, len(local), "swaps"), 1)
         shared, each, to = {"model": model}, {"copies": copies}, there.ids
-    while swaps < 2 * len(chosen) and len(local) > len(chosen):
-        scratch = len(local) * (1 + len(chosen))
-        got = yield Ask(swapped, {**shared, "chosen": chosen}, {"loss": Sum()}, each=each, to=to, scratch=scratch)
-        if got is None or got.n == 0:
-            break
-        loss = worst_if_nan(got["loss"])  # [K, A]
-        k, a = divmod(_first_smallest(loss), len(local))
-        if not float(loss[k, a]) < 0.99 * float(loss[0, chosen[0]]):
-            break
-        chosen = chosen.clone()
-        chosen[k] = a
-        swaps += 1
-    return chosen, swaps
+    got = yield Ask(nearest_anchor, shared, {"loss": ByCluster("share")}, each=each, to=to, scratch=2 * len(local))
+    if got is None or got.n == 0:
+        return chosen, 0
+    return exchanged(got["loss"].sum, chosen, gain=0.01, most=2 * len(chosen))
 
 
 def _centres(local: Tensor, chosen: Tensor, delta: float) -> tuple[Tensor, Tensor]:
@@ -238,15 +231,10 @@ def introduce(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     return {"n": data.n[None], "draw": draw}, {}
 
 
-def swapped(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Total loss of a client if each anchor took the place of each representative.  -> [S, C, K, A]"""
-    chosen, theta = shared["chosen"], each["copies"][:, :, 0] if "copies" in each else shared["theta"]
-    loss = residuals(features(shared["model"], data), data, theta).square_().sum(1)  # [C, S, A]
-    loss = worst_if_nan(loss.permute(1, 2, 0))  # [S, A, C]
-    own = torch.take_along_dim(loss, chosen[..., None], 1)  # [S, K, C]
-    out = []
-    for k in range(chosen.shape[1]):
-        others = torch.cat([own[:, :k], own[:, k + 1 :]], 1)
-        left = others.min(1, keepdim=True).values if others.shape[1] else torch.full_like(own[:, :1], math.inf)
-        out.append(torch.minimum(loss, left))  # [S, A, C]
-    return {"loss": torch.stack(out, 1).permute(0, 3, 1, 2).to(torch.float64)}, {}
+def nearest_anchor(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Total loss of a client under every anchor's model, and which of them serves it best.  -> [S, C, A] each"""
+    theta = each["copies"][:, :, 0] if "copies" in each else shared["theta"]
+    loss = residuals(features(shared["model"], data), data, theta).square_().sum(1).transpose(0, 1)  # [S, C, A]
+    loss = worst_if_nan(loss).to(torch.float64).clamp(max=_DIVERGED)
+    share = one_hot(loss.argmin(-1), loss.shape[-1]) * (data.n > 0)[:, None]
+    return {"loss": loss, "share": share.to(torch.float64)}, {}

@@ -4,20 +4,21 @@
 McMahan et al., AISTATS 2017, Algorithm 1; Li et al., MLSys 2020 (FedProx: `Training.proximal`).
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.averaging import State, averaged
-from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves
+from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves, worst_if_nan
 from coterie.local.least_squares import gram, ridge, solve_ridge
 from coterie.models import Dense, Model
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, from_sums
 
-__all__ = ["LocalState", "State", "fedavg", "local_models", "pooled_ridge"]
+__all__ = ["LocalState", "RidgeState", "State", "fedavg", "local_models", "local_ridge", "pooled_ridge"]
 
 
 def fedavg(
@@ -120,6 +121,40 @@ def local_models(
     return state
 
 
+@dataclass(frozen=True)
+class RidgeState:
+    """The penalty that was chosen; the models live with the clients."""
+
+    l2: float
+    fitted: bool = False
+
+
+def local_ridge(
+    state: RidgeState | None, *, model: Dense, penalties: Sequence[float], share: float, seed: int
+) -> Generator[Ask | Save, Replies | None, RidgeState]:
+    """Fit ridge regression to every client's rows alone, with the penalty that is best for all of them together.
+
+    Parameters
+    ----------
+    penalties : sequence of float
+        To choose from, on rows that every client holds out.
+    share : float
+        Of its rows that a client holds out for that, by the seed, as `Ragged.split` does for the purpose "validation".
+    """
+    if state is None:
+        shared = {"model": model, "penalties": tuple(penalties), "share": share, "seed": torch.tensor(seed)}
+        got = yield Ask(try_penalties, shared, {"loss": Sum()}, scratch=len(penalties))
+        best = 0 if got is None or got.n == 0 else int(worst_if_nan(got["loss"]).argmin())
+        state = RidgeState(penalties[best])
+        yield Save(state)
+    if not state.fitted:
+        alone = local_models(None, model=model, rounds=1, step_size=0.0, seed=seed, l2=state.l2)
+        yield next(alone)
+        state = replace(state, fitted=True)
+        yield Save(state)
+    return state
+
+
 # -- on the client ----------------------------------------------------------------------------------------------------
 @from_sums
 def train_shared(
@@ -148,6 +183,27 @@ def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     loss = client_losses(model, own_outputs(model, theta, data), data)  # [S, C]
     n = data.n.to(torch.float64).expand(len(theta), -1)
     return {"loss": loss.to(torch.float64), "n": n}, {"theta": theta}
+
+
+@from_sums
+def try_penalties(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Total loss on rows that a client holds out, of its ridge regression on the others with each penalty.  [S, C, L]"""
+    model = shared["model"]
+    rest, held = _held_out(data, keys.key(shared["seed"][0], "validation", data.keys), shared["share"])
+    found = torch.stack([ridge(model, rest, max(l2, model.l2 / 2)) for l2 in shared["penalties"]])  # [L, C, P]
+    loss = client_losses(model, own_outputs(model, found, held), held) * held.n  # [L, C]
+    return {"loss": torch.where(held.n > 0, loss, 0.0).T[None].to(torch.float64)}, {}
+
+
+def _held_out(data: Block, key: Tensor, share: float) -> tuple[Block, Block]:
+    """Hold out a share of every client's rows; a client keeps at least one.  key [C] -> (rest, held out)"""
+    rank = keys.permuted(key, data.real).argsort(-1)  # [C, N] each row's place in a random order
+    taken = torch.minimum((data.n * share).round().to(data.n.dtype), (data.n - 1).clamp(min=0))
+    mask = rank < taken[:, None]
+    return (
+        Block(data.ids, data.keys, data.x, data.y, data.n - taken, data.real & ~mask),
+        Block(data.ids, data.keys, data.x, data.y, taken, mask),
+    )
 
 
 @from_sums

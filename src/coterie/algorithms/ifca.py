@@ -210,11 +210,10 @@ def _reseed(state: State, k: int, model: Model, start: Start, seed: int) -> Gene
     other = torch.arange(len(state.theta)) != k
     sound = state.theta.isfinite().all(1)
     key = keys.key(seed, state.round, k, "reseed")
-    found, client = yield from another_model(model, state.theta[other & sound], start, key)
     theta = state.theta.clone()
-    theta[k] = found
+    theta[k] = yield from another_model(model, state.theta[other & sound], start, key)
     why = f"was empty for {int(state.empty[k])} rounds" if bool(sound[k]) else "had a model that diverged"
-    event = f"cluster {k} {why}; reseeded from client number {client}"
+    event = f"cluster {k} {why}; reseeded from a client with a high loss"
     return replace(state, theta=theta, empty=state.empty * other, unseen=state.unseen * other), event
 
 

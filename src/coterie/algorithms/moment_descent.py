@@ -26,7 +26,7 @@ from coterie.algorithms.starts import Start
 from coterie.algorithms.subspace import Subspaces, orthogonal_iteration, range_finder
 from coterie.local import Training
 from coterie.models import Dense
-from coterie.protocol import Ask, Replies, Save, Stack, Sum
+from coterie.protocol import Ask, Lockstep, Replies, Save, Stack, Sum
 
 __all__ = ["Descent", "State", "mixed_regression", "moment_descent"]
 
@@ -46,7 +46,8 @@ class Descent:
     subspace : {"range", "orthogonal"}
         Range finder, or Algorithm 3.
     exchanges : int
-        Of an iteration's subspaces; Algorithm 3 takes twice as many.
+        Of an iteration's subspaces; Algorithm 3 takes twice as many. The range finder needs one only where there are no
+        more parameters than columns.
     oversampling : int
         Columns beyond the rank, for the range finder.
     step : {"curvature", "plain"}
@@ -115,7 +116,7 @@ def mixed_regression(
     start: Tensor | None = None,
     training: Training = Training(steps=5),  # noqa: B008  (frozen)
     **clustering: Any,
-) -> Run:
+) -> Lockstep:
     """Run both phases.
 
     Parameters
@@ -172,7 +173,7 @@ def moment_descent(
     seed: int,
     descent: Descent = Descent(),  # noqa: B008  (frozen)
     start: Tensor | None = None,
-) -> Run:
+) -> Lockstep:
     """Run Phase 1: lead a few anchors from one model to their clusters' models, and make K models of theirs."""
     rank = min(n_clusters or descent.max_clusters, model.n_parameters)
     how, grouping = descent.anchors, Grouping(descent.delta, descent.anchors.swaps, descent.max_clusters, descent.noise)
@@ -273,8 +274,10 @@ def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
         shared = {"model": model, "q": q, "estimator": how.estimator, "transposed": transposed}
         return _multiply(shared, points, copies, None if there is None else there.ids)
 
-    find = orthogonal_iteration if how.subspace == "orthogonal" else range_finder
-    found: Subspaces | None = yield from find(multiply, start, rank, how.exchanges)
+    find, exchanges = (orthogonal_iteration if how.subspace == "orthogonal" else range_finder), how.exchanges
+    if find is range_finder and start.shape[-1] == model.n_parameters:
+        exchanges = 1  # the start spans everything: more would find the same
+    found: Subspaces | None = yield from find(multiply, start, rank, exchanges)
     if found is None or not together:
         return found
     return Subspaces(found.basis.expand(len(local), -1, -1), found.values.expand(len(local), -1))

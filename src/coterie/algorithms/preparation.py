@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients agree on before training, from sums alone: means and scales of the columns, and a safe step size."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,14 +19,16 @@ __all__ = [
     "learn_scaling",
     "monomial_sums",
     "safe_step_size",
-    "squared_length",
     "steepness",
 ]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
 _POWER = 16  # (sum of 16th powers)^(1/16) is at least the maximum and hardly more: a maximum made of a sum
+_UNITS = 10.0 ** torch.arange(-144, 145, 36, dtype=torch.float64)  # any eigenvalue is near enough to one of them
+_LARGE = 1e18  # times the unit: here powers end, since those above would overflow
 _ITERATIONS = 30
+_DIGITS = 1e-3  # of the mean square that the variance must be: three of sixteen digits may be lost
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Scaling:
 def learn_scaling(
     state: Scaling | None, *, shape: tuple[int, ...], divide: bool, real_target: bool, degree: int = 1
 ) -> Run:
-    """Learn means and scales in two exchanges: sums and counts first, then squares about the mean.
+    """Learn means and scales from counts, sums and squares: in one exchange, or two where squares about zero cost digits.
 
     Parameters
     ----------
@@ -93,22 +95,22 @@ def learn_scaling(
     real_target : bool
         Whether the target is scaled too.
     degree : int
-        Of the feature map; its products need two more exchanges when they are scaled.
+        Of the feature map; its products need as many exchanges again when they are scaled.
     """
     if state is not None:
         return state
     one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    fold = {name: Sum() for name in ("n", "sum", "square", "y_n", "y_sum", "y_square")}
-    shared: dict[str, Any] = {"mean": torch.zeros(shape, dtype=torch.float64), "y_mean": zero, "real": real_target}
-    got = yield Ask(column_sums, shared, fold)
-    assert got is not None
-    mean = got["sum"] / got["n"].clamp(min=1)
-    y_mean = got["y_sum"] / got["y_n"].clamp(min=1) if real_target else zero
-    got = yield Ask(column_sums, {**shared, "mean": mean, "y_mean": y_mean}, fold)
-    assert got is not None
+    names = ("n", "sum", "square", *(("y_n", "y_sum", "y_square") if real_target else ()))
+    ask = Ask(
+        column_sums,
+        {"mean": torch.zeros(shape, dtype=torch.float64), "y_mean": zero, "real": real_target},
+        {name: Sum() for name in names},
+    )
+    moments = yield from _moments(ask, ["", "y_"] if real_target else [""], divide)
+    mean, scale = moments[""]
+    y_mean, y_scale = moments["y_"] if real_target else (zero, one)
     if divide:
-        y_scale = _deviation(got["y_square"], got["y_n"], y_mean) if real_target else one
-        state = Scaling(mean, mean, _deviation(got["square"], got["n"], mean), y_mean, y_scale)
+        state = Scaling(mean, mean, scale, y_mean, y_scale)
     else:
         state = Scaling(mean, torch.zeros_like(mean), torch.ones_like(mean), zero, one)
     if degree > 1:
@@ -121,15 +123,25 @@ def _with_map(state: Scaling, size: int, degree: int, divide: bool) -> Run:
     """Add the feature map, and learn means and scales of what it makes.  -> Scaling"""
     mean, scale = torch.zeros(size, dtype=torch.float64), torch.ones(size, dtype=torch.float64)
     if divide:
-        shared = {"fill": state.fill, "centre": state.mean, "scale": state.scale, "degree": degree}
-        fold = {name: Sum() for name in ("n", "sum", "square")}
-        got = yield Ask(monomial_sums, {**shared, "mean": mean}, fold, scratch=size)
-        assert got is not None
-        mean = got["sum"] / got["n"].clamp(min=1)
-        got = yield Ask(monomial_sums, {**shared, "mean": mean}, fold, scratch=size)
-        assert got is not None
-        scale = _deviation(got["square"], got["n"], mean)
+        shared = {"fill": state.fill, "centre": state.mean, "scale": state.scale, "degree": degree, "mean": mean}
+        ask = Ask(monomial_sums, shared, {name: Sum() for name in ("n", "sum", "square")}, scratch=size)
+        mean, scale = (yield from _moments(ask, [""], True))[""]
     return replace(state, degree=degree, monomial_mean=mean, monomial_scale=scale)
+
+
+def _moments(ask: Ask, kinds: Sequence[str], divide: bool) -> Run:
+    """Ask for sums about zero, and again about the means where spreads are wanted and would lose digits.  -> mean, scale"""
+    got = yield ask
+    assert got is not None
+    mean = {kind: got[f"{kind}sum"] / got[f"{kind}n"].clamp(min=1) for kind in kinds}
+    spread = {kind: got[f"{kind}square"] - got[f"{kind}n"] * mean[kind] ** 2 for kind in kinds}
+    exact = all(bool((spread[kind] >= _DIGITS * got[f"{kind}square"]).all()) for kind in kinds)
+    if divide and not exact:
+        about = {f"{kind}mean": mean[kind] for kind in kinds}
+        got = yield replace(ask, shared={**ask.shared, **about})
+        assert got is not None
+        spread = {kind: got[f"{kind}square"] for kind in kinds}
+    return {kind: (mean[kind], _deviation(spread[kind], got[f"{kind}n"], mean[kind])) for kind in kinds}
 
 
 def _deviation(square: Tensor, n: Tensor, mean: Tensor) -> Tensor:
@@ -141,16 +153,14 @@ def _deviation(square: Tensor, n: Tensor, mean: Tensor) -> Tensor:
 def safe_step_size(state: "Steepness | None", *, model: Dense) -> Run:
     """Find a step with which no client's gradient descent diverges: one over the largest curvature of a linear model.
 
-    Each client finds its own largest eigenvalue; the maximum over clients is bounded by a sum of their 16th powers. The
-    powers are of eigenvalues relative to a sum that is known to be larger, since they would overflow otherwise.
+    Each client finds its own largest eigenvalue; the maximum over clients is bounded by a sum of their 16th powers. Powers
+    overflow, so that they are taken in several units, and the smallest is used in which none of them is too large.
     """
     if state is None:
-        got = yield Ask(squared_length, {"model": model}, {"length": Sum()})
+        got = yield Ask(curvature, {"model": model, "unit": _UNITS}, {"power": Sum()})
         assert got is not None
-        scale = got["length"].clamp(min=1e-300)
-        got = yield Ask(curvature, {"model": model, "scale": scale}, {"power": Sum()})
-        assert got is not None
-        state = Steepness(float(scale) * float(got["power"]) ** (1 / _POWER))
+        at = min(int((got["power"] >= _LARGE**_POWER).sum()), len(_UNITS) - 1)
+        state = Steepness(float(_UNITS[at]) * float(got["power"][at]) ** (1 / _POWER))
         yield Save(state)
     return state
 
@@ -194,15 +204,8 @@ def monomial_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data:
 
 
 @from_sums
-def squared_length(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Mean squared length of each client's rows: the sum of its eigenvalues, so at least the largest."""
-    x = _with_intercept(shared["model"], data).to(torch.float64)
-    return {"length": torch.einsum("cnd,cnd,cn->c", x, x, data.weights.to(torch.float64))[None]}, {}
-
-
-@from_sums
 def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Largest eigenvalue of each client's mean x x^T by power iteration, over `scale`, to the 16th power."""
+    """Largest eigenvalue of each client's mean x x^T by power iteration, over every unit, to the 16th power."""
     x = _with_intercept(shared["model"], data)
     # Any direction that data do not know about: ones would be orthogonal to, say, the indicators of two categories.
     v = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.dtype)
@@ -213,7 +216,8 @@ def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
         projected = torch.einsum("cnd,cd->cn", x, v) * data.weights
         v = torch.einsum("cnd,cn->cd", x, projected)
         value = v.norm(dim=1)
-    return {"power": (1.05 * value.to(torch.float64) / shared["scale"][0])[None] ** _POWER}, {}
+    ratio = 1.05 * value.to(torch.float64)[:, None] / shared["unit"][0]  # [C, units]
+    return {"power": ratio.clamp(max=_LARGE)[None] ** _POWER}, {}
 
 
 def _with_intercept(model: Dense, data: Block) -> Tensor:

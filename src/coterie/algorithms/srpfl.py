@@ -15,7 +15,7 @@ takes as known.
 """
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ConfigError
-from coterie.protocol import Algorithm, Ask, Replies, Save
+from coterie.protocol import Ask, Lockstep, Save
 
 __all__ = ["Adaptive", "Fixed", "Stage", "Stages", "State", "Theory", "exponential_order", "srpfl"]
 
@@ -70,14 +70,14 @@ class Stages(Protocol):
 
 
 def srpfl(
-    program: Callable[[Any], Algorithm],
+    program: Callable[[Any], Lockstep],
     state: State[Any] | None = None,
     *,
     n0: int,
     n_clients: int,
     stages: "Stages | None" = None,
     rounds: int | None = None,
-) -> Generator[Ask | Save, Replies | None, State[Any]]:
+) -> Lockstep:
     """Run an algorithm with the fastest n0 clients, then 2 n0, 4 n0, ..., N.
 
     Parameters
@@ -101,7 +101,7 @@ def srpfl(
     inner = program(None if state is None else state.inner)
     now = State(None, torch.zeros(0, dtype=torch.float64)) if state is None else state
     now = _skipped(now, rule, n0, n_clients)
-    replies: Replies | None = None
+    replies: Any = None
     seconds = 0.0
     while rounds is None or now.inner is None or now.round < rounds:
         try:
@@ -109,11 +109,9 @@ def srpfl(
         except StopIteration as end:
             return replace(now, inner=end.value)
         n = _clients(n0, now.stage, n_clients)
-        if isinstance(wanted, Ask):
-            said = wanted.to is not None or wanted.enough is not None
-            replies = yield wanted if said else replace(wanted, enough=n)
-            assert replies is not None
-            seconds += replies.elapsed
+        if not isinstance(wanted, Save):
+            replies = yield tuple(_few(ask, n) for ask in wanted) if isinstance(wanted, tuple) else _few(wanted, n)
+            seconds += max(one.elapsed for one in (replies if isinstance(wanted, tuple) else (replies,)))
             continue
         info = {**wanted.info, "stage": now.stage, "enough": n}
         start = now.inner is None and getattr(wanted.state, "round", None) == 0  # what is saved first may be no round
@@ -124,6 +122,11 @@ def srpfl(
         seconds = 0.0
         replies = yield Save(now, info)
     return now
+
+
+def _few(ask: Ask, n: int) -> Ask:
+    """Let n answers be enough, where the algorithm does not say otherwise."""
+    return ask if ask.to is not None or ask.enough is not None else replace(ask, enough=n)
 
 
 def _clients(n0: int, stage: int, n_clients: int) -> int:

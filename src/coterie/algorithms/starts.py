@@ -2,10 +2,12 @@
 """Where clustered models begin: random, balanced, spread, or warm.
 
 From one random start, collapse (all clients in one cluster) is the common outcome, so the start decides everything.
-`balanced` redraws until every cluster attracts clients; `spread` seeds each next model from a client that the models so
-far serve badly, as k-means++ does with points.
+`balanced` redraws until every cluster attracts clients; `spread` takes models of single clients that others serve badly, as
+k-means++ does with points, in the manner of Bahmani et al., "Scalable K-Means++", VLDB 2012: many candidates are drawn at
+once, twice, and the K best of them are chosen. That takes three messages, whatever K is.
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,14 +21,20 @@ from coterie.errors import ConfigError
 from coterie.local import Training, client_losses, outputs, train, worst_if_nan
 from coterie.local.least_squares import ridge
 from coterie.models import Dense, Model
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, from_sums
+from coterie.protocol import NOBODY, Ask, Block, ByCluster, Lowest, Replies, Save, Sum, Tensors, from_sums
 
-__all__ = ["Start", "another_model", "attract", "first_models", "fit_alone", "potential", "serve"]
+__all__ = [
+    "Start", "another_model", "attract", "compete", "exchanged", "first_models", "first_smallest", "fit_alone",
+    "nearest_candidate", "potential", "serve",
+]  # fmt: skip
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
 _BALANCED_DRAWS = 8  # candidate starts in one question
 _BALANCED_QUESTIONS = 25
+_DRAWS = 2  # of candidates: by rows, and by what the first ones leave
+_TINY = 1e-200  # the weight of who is served perfectly: drawn after all others, and still by lot
+_FAR = 1e30  # the loss of a model that diverged
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Start:
     theta : Tensor, optional
         [K, P] the given models, for "warm".
     candidates : int
-        Clients that are tried for each next model of "spread"; the one that lowers the total loss most is taken.
+        Clients whose models are tried for each model of "spread"; those that leave the lowest total loss are taken.
     fit : Training
         How a client fits a model alone, where there is no closed form.
     step_size : float
@@ -67,11 +75,7 @@ def first_models(model: Model, n_clusters: int, start: Start, seed: int) -> Run:
         return model.initial(n_clusters, draw), []
     if start.kind == "balanced":
         return (yield from _balanced(model, n_clusters, draw))
-    theta = model.initial(1, draw)[:0]
-    for j in range(n_clusters):
-        found, _ = yield from another_model(model, theta, start, keys.key(seed, j, "spread"))
-        theta = torch.cat([theta, found[None]])
-    return theta, []
+    return (yield from _spread(model, n_clusters, start, seed)), []
 
 
 def _balanced(model: Model, n_clusters: int, draw: torch.Generator) -> Run:
@@ -100,37 +104,100 @@ def _balanced(model: Model, n_clusters: int, draw: torch.Generator) -> Run:
     return best, [f"no balanced start among {drawn}; the best leaves {best_share:.0%} of the clients to a cluster"]
 
 
+def _spread(model: Model, n_clusters: int, start: Start, seed: int) -> Run:
+    """Draw candidates by rows, then by what these leave, and choose the best K.  -> [K, P]"""
+    pool = torch.zeros(0, model.n_parameters, dtype=model.dtype)
+    number = math.ceil(n_clusters * start.candidates / _DRAWS)
+    for draw in range(_DRAWS):
+        found = yield from _candidates(model, pool, number, start, keys.key(seed, draw, "spread"))
+        pool = torch.cat([pool, found])
+    chosen = pool
+    if len(pool) > n_clusters:
+        got = yield Ask(
+            nearest_candidate,
+            {"model": model, "theta": pool},
+            {"loss": ByCluster("share")},
+            scratch=_scratch(model, pool),
+        )
+        if got is not None and got.n:
+            chosen = pool[_medoids(got["loss"].sum, n_clusters)]
+    few = model.initial(n_clusters, keys.generator(seed, "few"))  # where fewer have rows than there are models
+    return torch.cat([chosen, few])[:n_clusters]
+
+
+def _candidates(model: Model, theta: Tensor, number: int, start: Start, key: Tensor) -> Run:
+    """Models of clients of their own, drawn by how badly `theta` [J, P] serves them.  -> [at most number, P]"""
+    shared = {
+        "model": model, "theta": theta, "base": model.initial(1, keys.generator(int(key), "base"))[0],
+        "training": start.fit, "step_size": torch.tensor(start.step_size, dtype=torch.float64), "key": key,
+        "number": number,
+    }  # fmt: skip
+    fold = {"theta": Lowest("score", "key", number)}
+    got = yield Ask(compete, shared, fold, work=start.fit.work(), scratch=_scratch(model, theta))
+    return theta[:0] if got is None or got.n == 0 else got["theta"]
+
+
+def _medoids(loss: Tensor, n: int) -> Tensor:
+    """Choose n candidates that leave the lowest total: one after the other, then by exchanges while these help.  [n]
+
+    loss [J, J]: what clients that candidate j serves best would lose under each, all together.
+    """
+    chosen = torch.zeros(0, dtype=torch.int64)
+    for _ in range(n):
+        chosen = torch.cat([chosen, torch.tensor([first_smallest(_left(loss, chosen))])])
+    return exchanged(loss, chosen, gain=1e-9, most=n * len(loss))[0]  # what differs by rounding is equal
+
+
+def exchanged(loss: Tensor, chosen: Tensor, *, gain: float, most: int) -> tuple[Tensor, int]:
+    """Exchange a chosen candidate for another, while that lowers the total by this share of it.  -> chosen, exchanges
+
+    Parameters
+    ----------
+    loss : Tensor
+        [J, J] what clients that candidate j serves best would lose under each, all together.
+    chosen : Tensor
+        [n] candidates.
+    """
+    chosen, n = chosen.clone(), len(chosen)
+    for number in range(most):
+        totals = torch.stack([_left(loss, chosen[torch.arange(n) != k]) for k in range(n)])  # [n, J]
+        k, j = divmod(first_smallest(totals), len(loss))
+        if not float(totals[k, j]) < (1 - gain) * float(totals[0, chosen[0]]):
+            return chosen, number
+        chosen[k] = j
+    return chosen, most
+
+
+def first_smallest(values: Tensor) -> int:
+    """Number of the smallest, of those that differ by rounding the first; NaN is the largest."""
+    values = worst_if_nan(values.flatten())
+    least = values.min()
+    return int((values <= least + 1e-9 * least.abs()).int().argmax()) if bool(least.isfinite()) else 0
+
+
+def _left(loss: Tensor, chosen: Tensor) -> Tensor:
+    """Total loss if each candidate joined the chosen.  [J]"""
+    if not len(chosen):
+        return loss.sum(0)
+    return torch.minimum(loss, loss[:, chosen].min(1, keepdim=True).values).sum(0)
+
+
 def another_model(model: Model, theta: Tensor, start: Start, key: Tensor) -> Run:
-    """Fit a model at a client that `theta` [J, P] serves badly.  -> [P], client number
+    """Fit a model at a client that `theta` [J, P] serves badly.  -> [P]
 
     Several clients are drawn with probability proportional to their total loss; the one whose own model would lower
     everybody's loss most is taken.
     """
-    draw = keys.generator(int(key), "candidates")
-    base = model.initial(1, keys.generator(int(key), "base"))[0]
-    got = yield Ask(
-        serve, {"model": model, "theta": theta, "base": base}, {"loss": Stack()}, scratch=_scratch(model, theta)
-    )
-    if got is None or got.n == 0:
-        return base, -1
-    badly = got["loss"].nan_to_num(nan=0.0, posinf=0.0).clamp(min=0)  # models that diverged say nothing
-    weights = badly if bool((badly > 0).any()) else torch.ones_like(badly)
-    picks = torch.multinomial(weights, min(start.candidates, int((weights > 0).sum())), generator=draw)
-    to = got.ids[picks].sort().values
-    shared = {"model": model, "base": base, "training": start.fit, "key": key}
-    shared["step_size"] = torch.tensor(start.step_size, dtype=torch.float64)
-    fits = yield Ask(fit_alone, shared, {"theta": Stack()}, to=to, work=start.fit.work())
-    if fits is None or fits.n == 0:
-        return base, -1
-    found = fits["theta"]  # [L, P]
+    found = yield from _candidates(model, theta, start.candidates, start, key)
+    if not len(found):
+        return model.initial(1, keys.generator(int(key), "base"))[0]
     total = yield Ask(
         potential,
         {"model": model, "theta": theta, "found": found},
         {"loss": Sum()},
         scratch=_scratch(model, theta, found),
     )
-    best = int(worst_if_nan(total["loss"]).argmin()) if total is not None and total.n else 0
-    return found[best], int(fits.ids[best])
+    return found[int(worst_if_nan(total["loss"]).argmin()) if total is not None and total.n else 0]
 
 
 def _scratch(model: Model, *thetas: Tensor) -> int:
@@ -159,6 +226,28 @@ def serve(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
 
 
 @from_sums
+def compete(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Draw clients by how badly they are served, and fit the models of those who may be drawn.
+
+    Who has the lowest scores E / w, with E ~ Exp(1) by the client's key and w its total loss, is as if drawn one after the
+    other with probabilities w (Efraimidis, Spirakis, 2006). Only the lowest of a block can be among the lowest of all.
+    """
+    theta, number = shared["theta"], shared["number"]
+    badly = serve(shared, each, private, data)[0]["loss"].nan_to_num(nan=0.0, posinf=0.0)  # what diverged says nothing
+    lot = keys.uniform(keys.key(shared["key"][:, None], data.keys), 1)[..., 0]  # [S, C]
+    score = torch.where(data.n > 0, -torch.log1p(-lot) / badly.to(torch.float64).clamp(min=_TINY), NOBODY)
+    found = theta.new_zeros(*score.shape, theta.shape[-1])
+    for s in range(len(score)):
+        at = score[s].argsort(stable=True)[:number]
+        own = {name: v[s : s + 1] if isinstance(v, Tensor) else v for name, v in shared.items()}
+        found[s, at] = fit_alone(own, {}, {}, data.clients(at))[0]["theta"][0]
+    sound = found.isfinite().all(-1)
+    score = torch.where(sound, score, NOBODY)
+    reply = {"theta": torch.where(sound[..., None], found, 0.0), "score": score, "key": data.keys.expand_as(score)}
+    return reply, {}
+
+
+@from_sums
 def fit_alone(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit a model to a client's own rows: in closed form for linear regression, by gradient descent otherwise."""
     model, base = shared["model"], shared["base"]  # [S, P]
@@ -166,6 +255,18 @@ def fit_alone(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
         return {"theta": ridge(model, data, l2=max(model.l2 / 2, 1e-3)).expand(len(base), -1, -1)}, {}
     theta = base[:, None].expand(-1, len(data.n), -1)
     return {"theta": train(model, theta, data, shared["step_size"], shared["training"], shared["key"])}, {}
+
+
+@from_sums
+def nearest_candidate(
+    shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
+) -> tuple[Tensors, Tensors]:
+    """Total loss under every candidate, and which of them is best.  -> [S, C, J] each"""
+    model, theta = shared["model"], shared["theta"]  # [S, J, P]
+    loss = client_losses(model, outputs(model, theta, data), data).transpose(1, 2).to(torch.float64)
+    loss = worst_if_nan(loss).clamp(max=_FAR) * data.n[:, None]
+    share = one_hot(loss.argmin(-1), loss.shape[-1]) * (data.n > 0)[:, None]
+    return {"loss": loss, "share": share.to(torch.float64)}, {}
 
 
 @from_sums

@@ -110,7 +110,7 @@ def _joined(sites: Sequence[Site], *, new_clients: float = 0.0, min_rows: int = 
     test = StandIns.of(names[old], moments["test"].clients(old))
     return Clients(
         schema,
-        _rows(names, moments, drawn, ("folds", "validation"), old),
+        _rows(names, moments, drawn, ("folds", "validation"), old, draw="validation"),
         test if test.layout.n_rows else None,
         _rows(names, moments, drawn, ("few_shot", "support"), np.flatnonzero(new)) if new.any() else None,
         dropped_rows=sum(site.dropped_rows for site in sites),
@@ -119,12 +119,13 @@ def _joined(sites: Sequence[Site], *, new_clients: float = 0.0, min_rows: int = 
 
 
 def _rows(
-    names: np.ndarray, moments: dict[str, Moments], drawn: Drawn, divisions: tuple[str, ...], ids: np.ndarray
-) -> StandIns:
-    """Rows of some clients, which can be divided in these ways."""
+    names: np.ndarray, moments: dict[str, Moments], drawn: Drawn, divisions: tuple[str, ...], ids: np.ndarray, *,
+    draw: str = "",
+) -> StandIns:  # fmt: skip
+    """Rows of some clients, which can be divided in these ways, and by the clients themselves in the one of `draw`."""
     some = {name: moments[name].clients(ids) for name in divisions}
     known = {_PURPOSES[name]: Division(drawn.rules[name], drawn.seed, one) for name, one in some.items()}
-    return StandIns.of(names[ids], some[divisions[0]], known)
+    return StandIns.for_draw(names[ids], known, draw) if draw else StandIns.of(names[ids], some[divisions[0]], known)
 
 
 def _together(sites: Sequence[Site], schema: Schema) -> tuple[np.ndarray, dict[str, Moments]]:

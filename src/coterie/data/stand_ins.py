@@ -44,12 +44,15 @@ class StandIns(Ragged):
         What they have, before they were changed.
     divisions : mapping
         Purpose -> how the rows of these clients were divided for it.
+    drawn : str
+        The purpose for which rows lie where its draw finds them, so that a client can divide them itself; "" for none.
     changes : tuple
         What was done to features and targets since.
     """
 
     moments: Moments = _NOBODY
     divisions: Mapping[str, Division] = field(default_factory=dict)
+    drawn: str = ""
     changes: tuple[_Change, ...] = ()
 
     @classmethod
@@ -64,6 +67,19 @@ class StandIns(Ragged):
         """Make rows for clients with these names, ascending; with `folds` a row's fold is the number of its part."""
         layout, x, y, part = rows_with(names, moments)
         return cls(layout, x, y, fold=part if folds else None, moments=moments, divisions=divisions or {})
+
+    @classmethod
+    def for_draw(cls, names: np.ndarray, divisions: Mapping[str, Division], purpose: str) -> "StandIns":
+        """Make rows that have the parts of a division, (rest, taken), and lie where a client that draws finds them."""
+        known = divisions[purpose]
+        made = cls.of(names, known.moments, divisions)
+        assert isinstance(made.x, Tensor)
+        assert isinstance(made.y, Tensor)
+        taken = known.rule.takes(made._ranks(known.seed, purpose), made.layout.counts[made.owners])
+        place = torch.from_numpy(np.lexsort((taken, made._place()[made.owners])))  # of the rest, then of what is taken
+        x, y = torch.empty_like(made.x), torch.empty_like(made.y)
+        x[place], y[place] = made.x, made.y
+        return replace(made, x=x, y=y, drawn=purpose)
 
     def admit(self, step: Step) -> None:
         """Refuse a client function unless sums of products are all that it needs."""
@@ -97,8 +113,10 @@ class StandIns(Ragged):
         """Keep some clients (numbers); they are numbered anew."""
         ids = np.sort(ids)
         divisions = {purpose: replace(one, moments=one.moments.clients(ids)) for purpose, one in self.divisions.items()}
-        made = StandIns.of(self.names[ids], self.moments.clients(ids), divisions)
-        return made._after(self.changes)
+        names = self.names[ids]
+        if self.drawn:
+            return StandIns.for_draw(names, divisions, self.drawn)._after(self.changes)
+        return StandIns.of(names, self.moments.clients(ids), divisions)._after(self.changes)
 
     def _divided(self, rule: Rule, seed: int, purpose: str) -> Moments:
         """Find how rows were divided, as far as it is what is asked for."""

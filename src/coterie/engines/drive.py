@@ -5,7 +5,7 @@ An engine says who its clients are, who of them takes part and by which clock, a
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,16 +17,41 @@ from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, 
 from coterie.engines.worker import Answer
 from coterie.errors import RunError
 from coterie.participation import Clock, Participants, Participation, select_participants
-from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, Tensors, run_of, slot
+from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 
-__all__ = ["Engine", "Finished", "Program", "Response", "Round", "drive", "finish"]
+__all__ = ["Engine", "Finished", "Program", "Request", "Response", "Round", "Traffic", "drive", "finish"]
 
-Program = Callable[[Any], Algorithm]  # an algorithm with all its options; given the saved state, or None at the start
+Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
+
+
+@dataclass
+class Traffic:
+    """Messages, in each of which every client is asked at most once, and the bytes of all clients together."""
+
+    messages: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def add(self, other: "Traffic") -> None:
+        """Add what others have counted."""
+        self.messages += other.messages
+        self.bytes_up += other.bytes_up
+        self.bytes_down += other.bytes_down
+
+    def count(self, replies: Iterable[Replies]) -> None:
+        """Count a message by what it brought."""
+        self.messages += 1
+        for one in replies:
+            self.bytes_up += one.bytes_up
+            self.bytes_down += one.bytes_down
 
 
 @dataclass(frozen=True)
 class Round:
-    """What happened between two saves of a run; `time` is what the engine's clock says since the run began."""
+    """What happened between two saves of a run; `time` is what the engine's clock says since the run began.
+
+    Runs in lockstep share their messages: each of them counts those in which it asked something.
+    """
 
     run: int
     round: int
@@ -36,14 +61,39 @@ class Round:
     bytes_down: int
     info: Mapping[str, Any] = field(default_factory=dict)
     time: float = 0.0
+    messages: int = 0
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The last state of every run, and all rounds of all runs in order."""
+    """The last state of every run, all rounds of all runs in order, and what went to and fro."""
 
     states: list[Any]
     rounds: list[Round]
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def rounds_of(self, run: int) -> list[Round]:
+        """The rounds of one of the runs."""
+        return [done for done in self.rounds if done.run == run]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What clients are asked on one set of their rows, outside any round: a part of a message.
+
+    Attributes
+    ----------
+    engine : Engine
+        That has the rows.
+    asks : mapping
+        Run -> its ask; all are put to the same clients.
+    after : int, optional
+        The number of an earlier request of the message: clients go on from what that has left with them.
+    """
+
+    engine: Any
+    asks: Mapping[int, Ask]
+    after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +159,7 @@ def drive(
     *,
     checkpoint: Path | None = None,
     every: float = 0.0,
-    state_type: type | None = None,
+    state_type: type | Sequence[type] | None = None,
     watch: Callable[[Round], None] | None = None,
     goes_on: bool = False,
 ) -> Finished:
@@ -125,8 +175,8 @@ def drive(
         Where the state is kept. A file that is there already is continued from.
     every : float
         Seconds that pass at least between two checkpoints; the last round is always kept.
-    state_type : type, optional
-        The state's dataclass, needed to continue.
+    state_type : type or sequence of types, optional
+        The state's dataclass, needed to continue; one for each program where they differ.
     watch : callable, optional
         Told of every round.
     goes_on : bool
@@ -146,7 +196,7 @@ def drive(
             kept = time.monotonic()
     if checkpoint is not None:
         driven.keep(checkpoint)
-    return Finished(driven.results(), driven.rounds)
+    return Finished(driven.results(), driven.rounds, driven.traffic)
 
 
 class _Drive:
@@ -157,25 +207,29 @@ class _Drive:
         self.states: list[Any] = [None] * len(programs)
         self.rounds: list[Round] = []
         self.times = [0.0] * len(programs)
+        self.traffic = Traffic()
         self.barrier = 0  # rounds that all unfinished runs have completed
         self.generators: dict[int, Lockstep] | None = None
         self.returned: dict[int, Any] = {}
 
-    def restore(self, path: Path, state_type: type) -> None:
+    def restore(self, path: Path, state_type: type | Sequence[type]) -> None:
         tensors, document = load_tensors(path)
-        if len(document["states"]) != len(self.programs):
+        types = [state_type] * len(self.programs) if isinstance(state_type, type) else list(state_type)
+        begun = len(document["states"])
+        if begun > len(types) or (begun < len(types) and isinstance(state_type, type)):
             raise RunError(
                 f"the checkpoint {path} has {len(document['states'])} runs and {len(self.programs)} are asked for",
                 "continue with the options that it was begun with",
             )
         self.barrier = document["barrier"]
+        self.traffic = Traffic(**document.get("traffic", {}))
         self.rounds = [Round(**record) for record in document["rounds"]]
         for done in self.rounds:
             self.times[done.run] = done.time
         for run, rest in enumerate(document["states"]):
             if rest is not None:
                 own = {k.split("/", 2)[2]: v for k, v in tensors.items() if k.startswith(f"state/{run}/")}
-                self.states[run] = from_record(state_type, own, rest)
+                self.states[run] = from_record(types[run], own, rest)
         private = {name: value for name, value in tensors.items() if name.startswith("private/")}
         self.engine.restore(private, document.get("private"))
 
@@ -189,6 +243,7 @@ class _Drive:
         private, rest = self.engine.keep()
         rounds = [dict(vars(r), info=dict(r.info)) for r in self.rounds]
         document = {"barrier": self.barrier, "states": states, "rounds": rounds, "private": rest}
+        document["traffic"] = vars(self.traffic)
         save_tensors(path, tensors | private, document)
         self.engine.checkpoint_written()
 
@@ -244,11 +299,15 @@ class _Drive:
         replies: dict[int, Replies] = {}
         for (_, who), response in zip(groups, responses, strict=True):
             for at, answer in response.answers.items():
-                replies[at] = finish(asks[at], answer, who.asked, response.elapsed)
-                tallies[run_of(at)].count(asks[at], answer, who, not knows[run_of(at)])
+                fresh = not knows[run_of(at)]
+                replies[at] = finish(asks[at], answer, who.asked, response.elapsed, fresh=fresh)
+                tallies[run_of(at)].count(replies[at])
             for run in {run_of(at) for at in response.answers}:
                 tallies[run].elapsed += response.elapsed
                 tallies[run].events += response.events
+        self.traffic.count(replies.values())
+        for run in waiting:
+            tallies[run].messages += 1
         return {
             run: tuple(replies[slot(run, part)] for part in range(len(wanted)))
             if isinstance(wanted, tuple) else replies[run]
@@ -276,9 +335,12 @@ class _Drive:
         self.states[run] = save.state
         self.times[run] += tally.elapsed
         info, now = dict(save.info), self.times[run]
+        tally.add(beside := Traffic(**info.pop("traffic", {})))
+        self.traffic.add(beside)
         if tally.events:
             info["events"] = [*info.get("events", ()), *tally.events]
-        done = Round(run, self.barrier - 1, seconds, tally.participants, tally.up, tally.down, info, now)
+        counted = (tally.participants, tally.up, tally.down)
+        done = Round(run, self.barrier - 1, seconds, *counted, info, now, tally.messages)
         self.rounds.append(done)
         if self.watch is not None:
             self.watch(done)
@@ -286,21 +348,24 @@ class _Drive:
 
 @dataclass
 class _Tally:
-    """Bytes, participants, time and mishaps between two saves."""
+    """Bytes, participants, messages, time and mishaps between two saves."""
 
     up: int = 0
     down: int = 0
     participants: int = 0
+    messages: int = 0
     elapsed: float = 0.0
     events: list[str] = field(default_factory=list)
 
-    def count(self, ask: Ask, answer: Answer, who: Participants, fresh: bool) -> None:
-        values = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]  # private state begins only once
-        sent = sum(v.nbytes if isinstance(v, Tensor) else 8 for v in values)
-        planned = len(who.asked) * sent + sum(v.nbytes for v in ask.each.values())
-        self.down += planned if answer.bytes_down is None else answer.bytes_down
-        self.up += answer.bytes_up
-        self.participants = max(self.participants, len(answer.ids))
+    def count(self, replies: Replies) -> None:
+        self.down += replies.bytes_down
+        self.up += replies.bytes_up
+        self.participants = max(self.participants, replies.n)
+
+    def add(self, beside: Traffic) -> None:
+        self.up += beside.bytes_up
+        self.down += beside.bytes_down
+        self.messages += beside.messages
 
 
 def _same_addressees(asks: Mapping[int, Ask]) -> list[list[int]]:
@@ -320,8 +385,12 @@ def _same_names(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def finish(ask: Ask, answer: Answer, asked: Tensor, elapsed: float) -> Replies:
-    """Make of the merged parts what the algorithm sees."""
+def finish(ask: Ask, answer: Answer, asked: Tensor, elapsed: float, *, fresh: bool = True) -> Replies:
+    """Make of the merged parts what the algorithm sees; `fresh`: clients are sent what private state begins with."""
     values = {name: ask.fold[name].finish({k: v[0] for k, v in part.items()}) for name, part in answer.parts.items()}
-    everybody = len(answer.ids) == len(asked)
-    return Replies(values, answer.ids, asked[:0] if everybody else asked[~torch.isin(asked, answer.ids)], elapsed)
+    missing = asked[:0] if len(answer.ids) == len(asked) else asked[~torch.isin(asked, answer.ids)]
+    sent = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]
+    planned = len(asked) * sum(v.nbytes if isinstance(v, Tensor) else 8 for v in sent)
+    planned += sum(v.nbytes for v in ask.each.values())
+    down = planned if answer.bytes_down is None else answer.bytes_down
+    return Replies(values, answer.ids, missing, elapsed, answer.bytes_up, down)

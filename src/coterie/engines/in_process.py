@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.engines.drive import Finished, Program, Response, Round, drive, finish
+from coterie.engines.drive import Finished, Program, Request, Response, Round, drive, finish
 from coterie.engines.worker import Worker
 from coterie.participation import Clock, Everyone, Participants, Participation
 from coterie.protocol import Ask, Replies, Tensors
@@ -62,7 +62,19 @@ class InProcess:
         """Put several runs' questions to the same clients, in one pass over their rows."""
         to = next(iter(asks.values())).to
         ids = torch.arange(self.worker.rows.n_clients) if to is None else to
-        return {run: finish(asks[run], answer, ids, 0.0) for run, answer in self.worker.answer(asks, ids).items()}
+        new = {run: not self.knows(run) for run in asks}
+        answers = self.worker.answer(asks, ids)
+        return {run: finish(asks[run], answer, ids, 0.0, fresh=new[run]) for run, answer in answers.items()}
+
+    @staticmethod
+    def exchange(requests: Sequence[Request]) -> list[dict[int, Replies]]:
+        """Put questions on several sets of rows; there are no messages here, but this would be one."""
+        out = []
+        for request in requests:
+            if request.after is not None:
+                request.engine.private = requests[request.after].engine.private
+            out.append(request.engine.asks(request.asks))
+        return out
 
     def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
         """Private state of all clients, which is here.  [M, ...] each"""

@@ -15,7 +15,7 @@ from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.schema import Schema
-from coterie.engines.drive import Round
+from coterie.engines.drive import Round, Traffic
 from coterie.methods.session import Session
 from coterie.models import Model
 from coterie.participation import Clock
@@ -127,6 +127,8 @@ class Fitted:
         What this method alone has to tell.
     seconds : float
         That it took.
+    traffic : Traffic or None
+        Messages and bytes; None of a run of a version that did not count.
     """
 
     options: FitOptions
@@ -138,6 +140,7 @@ class Fitted:
     warnings: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    traffic: Traffic | None = None
 
     @property
     def metric(self) -> str:

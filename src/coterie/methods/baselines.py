@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a fit does, and how well it would have done without clusters: one model for all, and one model each."""
+"""How well a fit would have done otherwise: one model for all, and one model each, which are fitted beside the method."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,36 +10,35 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import fedavg
+from coterie.data.draws import VALIDATION
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.data.stand_ins import StandIns
-from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, place_ask, target_ask
-from coterie.local import worst_if_nan
+from coterie.engines.drive import Finished, Program
+from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, measure_placed_ask, place_ask
 from coterie.methods.base import Score
+from coterie.methods.measuring import Entry, Outcome, measure, metric, score
 from coterie.methods.session import Prepared, Session, has_closed_form
 from coterie.models import Dense, Model
-from coterie.protocol import Algorithm
+from coterie.participation import Clock, Participation
+from coterie.protocol import Algorithm, Replies
 
-__all__ = [
-    "add_baselines",
-    "fedavg_program",
-    "measure",
-    "measured_models",
-    "metric",
-    "overall",
-    "placed",
-    "score",
-    "target_variance",
-]
+__all__ = ["Beside", "as_placed", "fedavg_program", "measure_beside", "measured_models", "placed", "run_beside"]
 
 _LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+_LABELS = {"global": "one model for all", "local": "one model each"}
+_GLOBAL = 1 << 9  # the run as which one model for all is measured; as such it has left nothing with clients
 
 
 def placed(model: Model, theta: Tensor, rows: Ragged, session: Session | None = None) -> Placed:
-    """Place clients among models theta [K, P] by the loss on their rows; how certain that is takes the rows themselves."""
-    found = Placed(**(session or Session()).ask(rows, place_ask(model, theta)).values)
-    unknown = torch.full_like(found.margin_error, torch.nan)
-    return replace(found, margin_error=unknown) if isinstance(rows, StandIns) else found
+    """Place clients among models theta [K, P] by the loss on their rows."""
+    return as_placed((session or Session()).ask(rows, place_ask(model, theta)), rows)
+
+
+def as_placed(got: Replies, rows: Ragged) -> Placed:
+    """What clients said when they were placed by these rows; of rows made of sums, errors of margins are not known."""
+    found = Placed(**{name: value for name, value in got.values.items() if name != "metric"})
+    return replace(found, margin_error=found.margin_error * torch.nan) if isinstance(rows, StandIns) else found
 
 
 def measured_models(
@@ -49,90 +48,26 @@ def measured_models(
     return Measured(**(session or Session()).ask(rows, measure_ask(model, theta, label)).values)
 
 
-def target_variance(rows: Ragged, session: Session | None = None) -> float:
-    """Variance of all rows' targets, from sums."""
-    if isinstance(rows, RemoteRows):
-        return float(rows.once("target variance", lambda: _variance(rows, session or Session())))
-    return _variance(rows, session or Session())
+# -- fitting ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Beside:
+    """Baselines that were fitted beside a method.
+
+    Attributes
+    ----------
+    private : dict or RemoteState
+        What clients keep of all runs, by their numbers; that of the method is 0.
+    theta : Tensor or None
+        [P] one model for all; None where it has not been fitted.
+    local : int or None
+        The run that has left every client's own model with it.
+    """
+
+    private: Any = None
+    theta: Tensor | None = None
+    local: int | None = None
 
 
-def _variance(rows: Ragged, session: Session) -> float:
-    """Squares about zero will do, and are asked for once more about the mean where that would cost digits."""
-    got = session.ask(rows, target_ask(torch.zeros((), dtype=torch.float64)))
-    n = max(int(got["n"]), 1)
-    mean, square = got["sum"] / n, float(got["square"]) / n
-    variance = square - float(mean) ** 2
-    return variance if variance > 1e-4 * square else float(session.ask(rows, target_ask(mean))["square"]) / n
-
-
-def measure(
-    session: Session, made: Prepared, theta: Tensor, found: Placed, label: str
-) -> tuple[list[Score], dict[str, Tensor]]:
-    """Measure the method and the baselines on training rows, held-out rows and new clients.  -> scores, [M] by name"""
-    train, test = _on_rows(session, made, theta, found.label)
-    per_client = {"train_loss": train.loss, "rows_train": train.rows}
-    if test is not None:
-        per_client |= {"test_loss": test.loss, "rows_test": test.rows, "metric": metric(made, test.metric)}
-    method = session.options.method
-    scores = [score(session, made, (method, label), train, test, _on_newcomers(session, made, theta))]
-    if session.options.baselines:
-        add_baselines(session, made, scores, per_client)
-    return scores, per_client
-
-
-def add_baselines(session: Session, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-    """Fit one model for all, and one model each, but for what was fitted itself; add how they do."""
-    if session.options.method != "fedavg":
-        _add_global(session, made, scores, per_client)
-    if session.options.method != "local":
-        _add_local(session, made, scores, per_client)
-
-
-def score(
-    session: Session, made: Prepared, name: tuple[str, str], train: Measured, test: Measured | None,
-    new: tuple[Measured, Ragged] | None = None,
-) -> Score:  # fmt: skip
-    """Put a score together: what was measured on three kinds of rows, those of new clients together with the rows."""
-    sides = [(train, made.rows), (test, made.test), new or (None, None)]
-    values = [None if m is None else overall(made, m) for m, _ in sides]
-    return Score(*name, *values, *(_r2(session, made.model, *side) for side in sides))
-
-
-def overall(made: Prepared, measured: Measured) -> float:
-    """Accuracy or root mean squared error over all rows."""
-    return float(metric(made, torch.tensor(measured.mean_metric, dtype=torch.float64)))
-
-
-def metric(made: Prepared, right: Tensor) -> Tensor:
-    """Clients' accuracy as it is, and of squared errors the root, in the target's units.  [...]"""
-    if made.model.loss == "cross_entropy":
-        return right
-    return right.clamp(min=0).sqrt() * made.scaling.y_scale.to(right.dtype)
-
-
-def _r2(session: Session, model: Model, measured: Measured | None, rows: Ragged | None) -> float | None:
-    if measured is None or rows is None or model.loss == "cross_entropy":
-        return None
-    variance = target_variance(rows, session)
-    return 1.0 - measured.mean_metric / variance if variance > 0 else None
-
-
-def _on_rows(session: Session, made: Prepared, theta: Tensor, label: Tensor) -> tuple[Measured, Measured | None]:
-    """Measure on training rows, and on test rows."""
-    train = measured_models(made.model, theta, label, made.rows, session)
-    return train, None if made.test is None else measured_models(made.model, theta, label, made.test, session)
-
-
-def _on_newcomers(session: Session, made: Prepared, theta: Tensor) -> tuple[Measured, Ragged] | None:
-    """Place new clients by half of their rows, and measure on the other half, which is handed over too."""
-    if made.newcomers is None:
-        return None
-    support, query = made.newcomers
-    label = placed(made.model, theta, support, session).label
-    return measured_models(made.model, theta, label, query, session), query
-
-
-# -- one model for all ------------------------------------------------------------------------------------------------
 def fedavg_program(session: Session, made: Prepared) -> partial[Algorithm]:
     """FedAvg with the options of the fit."""
     t = session.options.training
@@ -142,62 +77,125 @@ def fedavg_program(session: Session, made: Prepared) -> partial[Algorithm]:
     )  # fmt: skip
 
 
-def _add_global(session: Session, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-    model, closed = made.model, has_closed_form(made.model)
-    program = fedavg_program(session, made)
-    if isinstance(model, Dense) and closed:  # l2/2 |w|^2 is what training penalises
-        program = partial(fedavg.pooled_ridge, model=model, l2=max(model.l2 / 2, 1e-6))
-    rounds = 1 if closed else session.options.training.rounds
-    theta = session.run("one model for all", made.rows, [program], fedavg.State, rounds).states[0].theta[None]
-    everyone = torch.zeros(made.rows.n_clients, dtype=torch.int64)
-    train, test = _on_rows(session, made, theta, everyone)
-    if test is not None:
-        per_client["metric_global"] = metric(made, test.metric)
-    name = "one model for all" + (" (ridge)" if closed else "")
-    new = _on_newcomers(session, made, theta)
-    scores.append(score(session, made, ("global", name), train, test, new))
+def run_beside(
+    session: Session, made: Prepared, program: Program, state: Any, total: int, *, policy: Participation | None = None,
+    clock: Clock | None = None, apart: bool = False,
+) -> tuple[Finished, Beside]:  # fmt: skip
+    """Run a method as the phase "fit", and baselines beside it, so that they share its messages.
+
+    Parameters
+    ----------
+    program, state, total
+        The method's, and how many rounds are expected.
+    policy, clock
+        Who takes part in the method's rounds.
+    apart : bool
+        Whether that is not for baselines; they are then fitted when they are measured.
+    """
+    everyone = session.options.training.participation == 1  # else own models, which need everyone, are fitted later
+    names = [name for name in _wanted(session) if not apart and (everyone or name == "global")]
+    programs, states = [program, *(_program(session, made, name) for name in names)], [state, *map(_state(made), names)]
+    done = session.run("fit", made.rows, programs, states, total, policy=policy, clock=clock)
+    found = _taken(Beside(), session, made, names, done.states[1:], first=1)
+    return replace(done, rounds=done.rounds_of(0)), found
 
 
-# -- one model each ---------------------------------------------------------------------------------------------------
-def _add_local(session: Session, made: Prepared, scores: list[Score], per_client: dict[str, Tensor]) -> None:
-    private = _trained_local(session, made, made.rows, [_local_ridge(session, made)], "one model each")
-    (train,), test = _own_on(session, private, made.model, made.rows), None
-    if made.test is not None:
-        (test,) = _own_on(session, private, made.model, made.test)
-        per_client["metric_local"] = metric(made, test.metric)
-    scores.append(score(session, made, ("local", "one model each"), train, test))
+def _taken(
+    found: Beside, session: Session, made: Prepared, names: Sequence[str], states: Sequence[Any], first: int
+) -> Beside:
+    """Note what has been fitted as the runs from `first` on."""
+    runs = {name: first + at for at, name in enumerate(names)}
+    if "global" in runs:
+        found = replace(found, theta=states[runs["global"] - first].theta)
+    return replace(found, private=session.engine(made.rows).private, local=runs.get("local"))
 
 
-def _local_ridge(session: Session, made: Prepared) -> float:
-    """Choose the local models' penalty on held-out rows, all clients together."""
-    if not has_closed_form(made.model):
-        return 0.0
-    part, held = made.validation
-    private = _trained_local(session, made, part, _LOCAL_RIDGES, None)
-    measured = _own_on(session, private, made.model, held, len(_LOCAL_RIDGES))
-    return _LOCAL_RIDGES[int(worst_if_nan(torch.stack([(m.loss * m.rows).sum() for m in measured])).argmin())]
+def _wanted(session: Session) -> list[str]:
+    """What the options ask for, but for what is fitted itself."""
+    itself = {"fedavg": "global", "local": "local"}.get(session.options.method)
+    return [name for name in _LABELS if session.options.baselines and name != itself]
 
 
-def _trained_local(
-    session: Session, made: Prepared, rows: Ragged, penalties: Sequence[float], phase: str | None
-) -> Any:
-    """Let clients train alone, with each penalty side by side; what they keep. On other machines one message says it all."""
-    t = session.options.training
-    together = t.rounds if isinstance(rows, RemoteRows) else 1
-    programs = [
-        partial(
-            fedavg.local_models, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=session.options.seed,
-            training=replace(made.training, proximal=0.0, exact=False), decay=t.decay, l2=l2,
-            together=together,
-        )
-        for l2 in penalties
-    ]  # fmt: skip
-    total = 1 if has_closed_form(made.model) else t.rounds // together
-    session.run(phase, rows, programs, fedavg.LocalState, total)
-    return session.engine(rows).private
+def _program(session: Session, made: Prepared, name: str) -> Program:
+    model, seed, t = made.model, session.options.seed, session.options.training
+    if isinstance(model, Dense) and has_closed_form(model):
+        if name == "global":  # l2/2 |w|^2 is what training penalises
+            return partial(fedavg.pooled_ridge, model=model, l2=max(model.l2 / 2, 1e-6))
+        return partial(fedavg.local_ridge, model=model, penalties=_LOCAL_RIDGES, share=VALIDATION, seed=seed)
+    if name == "global":
+        return fedavg_program(session, made)
+    return partial(
+        fedavg.local_models, model=model, rounds=t.rounds, step_size=made.step_size, seed=seed,
+        training=replace(made.training, proximal=0.0, exact=False), decay=t.decay,
+        together=t.rounds if isinstance(made.rows, RemoteRows) else 1,
+    )  # fmt: skip
 
 
-def _own_on(session: Session, private: Any, model: Model, rows: Ragged, runs: int = 1) -> list[Measured]:
-    """Measure the private models that clients have learnt in some runs on these rows of theirs."""
-    got = session.asks(rows, {run: measure_own_ask(model) for run in range(runs)}, private)
-    return [Measured(**got[run].values) for run in range(runs)]
+def _state(made: Prepared) -> Callable[[str], type]:
+    """The types of the baselines' states, by name."""
+    local = fedavg.RidgeState if has_closed_form(made.model) else fedavg.LocalState
+    return {"global": fedavg.State, "local": local}.__getitem__
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+def measure_beside(
+    session: Session, made: Prepared, entry: Entry, name: tuple[str, str], beside: Beside, private: Any = None
+) -> tuple[Outcome, list[Score], dict[str, Tensor]]:
+    """Measure a method and the baselines, in one message if they were fitted together.  -> its outcome, scores, [M] by name
+
+    Parameters
+    ----------
+    entry, name
+        The method, and what its score is called.
+    beside : Beside
+        The baselines that have been fitted; others are now.
+    private : dict or RemoteState, optional
+        What clients keep of the method, in place of what `beside` has.
+    """
+    kept, later = beside.private if private is None else private, _later(session, made, beside)
+    entries = {"": entry}
+    if later.theta is not None:
+        entries["global"] = Entry(_GLOBAL, measure_placed_ask(made.model, later.theta[None]))
+    own = {} if later.local is None else {"local": Entry(later.local, measure_own_ask(made.model), newcomers=False)}
+    apart = later.private is not beside.private
+    found = _measured(session, made, entries if apart else entries | own, kept)
+    if apart and own:
+        found |= _measured(session, made, own, later.private)
+    names = {"": name} | {which: (which, _label(made, which)) for which in _LABELS}
+    per_client = _per_client(made, found[""])
+    for which in _LABELS:
+        if which in found and (test := found[which].test) is not None:
+            per_client[f"metric_{which}"] = metric(made, test.metric)
+    return found[""], [score(made, names[which], one) for which, one in found.items()], per_client
+
+
+def _measured(session: Session, made: Prepared, entries: dict[str, Entry], private: Any) -> dict[str, Outcome]:
+    return dict(zip(entries, measure(session, made, list(entries.values()), private), strict=True))
+
+
+def _later(session: Session, made: Prepared, beside: Beside) -> Beside:
+    """Fit baselines that could not run beside the method: together, or one after the other where not all take part."""
+    lacking = {"global": beside.theta is None, "local": beside.local is None}
+    names = [name for name in _wanted(session) if lacking[name]]
+    everyone = session.options.training.participation == 1
+    for some in [names] if everyone and names else [[name] for name in names]:
+        programs, states = [_program(session, made, name) for name in some], [*map(_state(made), some)]
+        phase = "baselines" if len(some) > 1 else _LABELS[some[0]]
+        total = 2 if has_closed_form(made.model) else session.options.training.rounds
+        done = session.run(phase, made.rows, programs, states, total)
+        beside = _taken(beside, session, made, some, done.states, first=0)
+    return beside
+
+
+def _per_client(made: Prepared, found: Outcome) -> dict[str, Tensor]:
+    """What was measured of every client.  [M] each"""
+    per_client = {"train_loss": found.train.loss, "rows_train": found.train.rows}
+    if found.test is None:
+        return per_client
+    return per_client | {
+        "test_loss": found.test.loss, "rows_test": found.test.rows, "metric": metric(made, found.test.metric),
+    }  # fmt: skip
+
+
+def _label(made: Prepared, name: str) -> str:
+    return _LABELS[name] + (" (ridge)" if name == "global" and has_closed_form(made.model) else "")

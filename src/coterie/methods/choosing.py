@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices that are made on held-out rows: among starts of IFCA, and among numbers of clusters."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from coterie.algorithms import ifca, moment_descent
 from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.starts import Start
 from coterie.engines.in_process import Program, Round
+from coterie.evaluate import measure_placed_ask, place_ask
 from coterie.local import worst_if_nan
-from coterie.methods.baselines import measured_models, placed
-from coterie.methods.session import Prepared, Session
+from coterie.methods.session import On, Prepared, Session
 from coterie.select import simplest
 
 __all__ = ["best_start", "first_bound", "number_of_clusters"]
@@ -39,8 +39,8 @@ def best_start(session: Session, made: Prepared, program: Callable[[int], Progra
     part, _ = made.validation
     programs = [program(options.seed + 1 + i) for i in range(options.clusters.n_init)]
     done = session.run("choose a start", part, programs, ifca.State, options.training.rounds)
-    losses = [float(_held_out(session, made, state.theta).sum()) for state in done.states]
-    winner = int(worst_if_nan(torch.tensor(losses)).argmin())
+    losses = _held_out(session, made, [state.theta for state in done.states]).sum(1)
+    winner = int(worst_if_nan(losses).argmin())
     return Start("warm", done.states[winner].theta), winner, list(done.rounds)
 
 
@@ -114,8 +114,8 @@ class _Search:
         programs = [self.program(k, options.training.rounds) for k in numbers]
         total = options.moments.iterations + 1 + options.training.rounds
         done = self.session.run(f"try {low} to {high} clusters", part, programs, moment_descent.State, total)
-        for k, state in zip(numbers, done.states, strict=True):
-            self.losses[k] = _held_out(self.session, self.made, state.theta)
+        losses = _held_out(self.session, self.made, [state.theta for state in done.states])
+        self.losses |= dict(zip(numbers, losses, strict=True))
 
     def best(self) -> int:
         """The smallest number that is as good as the best."""
@@ -125,9 +125,10 @@ class _Search:
         ]
 
 
-def _held_out(session: Session, made: Prepared, theta: Tensor) -> Tensor:
-    """Total loss of every client on held-out rows, placed by its other rows.  [M]"""
+def _held_out(session: Session, made: Prepared, fits: Sequence[Tensor]) -> Tensor:
+    """Total loss of every client on held-out rows, placed by its other rows, under each fit's models.  [S, M]"""
     part, held = made.validation
-    label = placed(made.model, theta, part, session).label
-    measured = measured_models(made.model, theta, label, held, session)
-    return measured.loss * measured.rows
+    place = {run: replace(place_ask(made.model, theta), fold={}) for run, theta in enumerate(fits)}
+    judge = {run: measure_placed_ask(made.model, theta) for run, theta in enumerate(fits)}
+    _, got = session.exchange([On(part, place), On(held, judge, after=0)])
+    return torch.stack([got[run]["loss"] * got[run]["rows"] for run in judge])

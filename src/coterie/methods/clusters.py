@@ -15,14 +15,15 @@ from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
-from coterie.evaluate import Placed
+from coterie.evaluate import Measured, Placed, measure_placed_ask, place_ask
 from coterie.methods.base import Fitted, Given
-from coterie.methods.baselines import fedavg_program, measure, placed
+from coterie.methods.baselines import Beside, as_placed, fedavg_program, measure_beside, run_beside
 from coterie.methods.choosing import best_start, first_bound, number_of_clusters
 from coterie.methods.cluster_models import ClusterModels, Descended
+from coterie.methods.measuring import Entry
 from coterie.methods.session import Prepared, Session, has_closed_form, model_for, prepare
 from coterie.models import Dense, Model
-from coterie.protocol import Algorithm
+from coterie.protocol import Algorithm, Lockstep, Replies, Stack
 
 __all__ = ["check_clusters", "train_clusters"]
 
@@ -33,6 +34,7 @@ class _Trained:
 
     theta: Tensor  # [K, P]
     rounds: list[Round]
+    beside: Beside
     chosen_run: int | None = None
     descended: Descended | None = None
     counted: str | None = None
@@ -43,8 +45,10 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     options, made = session.options, prepare(session, clients, given.module)
     train = {"ifca": _train_ifca, "moment-descent": _train_moment_descent, "fedavg": _train_fedavg}[options.method]
     done = train(session, made, given.start)
-    found = placed(made.model, done.theta, made.rows, session)
-    scores, per_client = measure(session, made, done.theta, found, _title(options, len(done.theta)))
+    name = (options.method, _title(options, len(done.theta)))
+    outcome, scores, per_client = measure_beside(session, made, _entry(made.model, done.theta), name, done.beside)
+    assert outcome.learnt is not None
+    found = as_placed(outcome.learnt, made.rows)
     models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)
     extra = {"chosen_run": done.chosen_run, "counted": done.counted}
     return Fitted(
@@ -52,11 +56,24 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     )
 
 
+def _entry(model: Model, theta: Tensor) -> Entry:
+    """Place clients by rows that they show, and judge the model that each is placed at."""
+    learn = place_ask(model, theta)
+    learn = replace(learn, fold={**learn.fold, "metric": Stack()})
+    return Entry(0, measure_placed_ask(model, theta), learn, _measured)
+
+
+def _measured(got: Replies) -> Measured:
+    """What clients that are being placed say of the model that is best for them."""
+    loss = got["losses"].gather(1, got["label"][:, None])[:, 0]
+    return Measured(loss, got["metric"], got["rows"])
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 def _train_fedavg(session: Session, made: Prepared, start: Tensor | None) -> _Trained:
     rounds = session.options.training.rounds
-    done = session.run("fit", made.rows, [fedavg_program(session, made)], fedavg.State, rounds)
-    return _Trained(done.states[0].theta[None], done.rounds)
+    done, beside = run_beside(session, made, fedavg_program(session, made), fedavg.State, rounds)
+    return _Trained(done.states[0].theta[None], done.rounds, beside)
 
 
 def _train_ifca(session: Session, made: Prepared, start: Tensor | None) -> _Trained:
@@ -67,9 +84,9 @@ def _train_ifca(session: Session, made: Prepared, start: Tensor | None) -> _Trai
     if c.n_init > 1:
         begin, winner, rounds = best_start(session, made, lambda seed: _ifca(session, made, begin, seed))
     program = _ifca(session, made, begin, session.options.seed)
-    done = session.run("fit", made.rows, [program], ifca.State, session.options.training.rounds)
+    done, beside = run_beside(session, made, program, ifca.State, session.options.training.rounds)
     last = 0 if winner is None else c.n_init  # the starts' rounds are kept, the final fit comes after them
-    return _Trained(done.states[0].theta, rounds + [replace(r, run=last) for r in done.rounds], winner)
+    return _Trained(done.states[0].theta, rounds + [replace(r, run=last) for r in done.rounds], beside, winner)
 
 
 def _ifca(session: Session, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
@@ -89,7 +106,7 @@ def _train_moment_descent(session: Session, made: Prepared, start: Tensor | None
     if k is None:
         k, how = number_of_clusters(session, made, program)
     total = m.iterations + 1 + t.rounds  # the iterations, one round that groups anchors, and Phase 2
-    done = session.run("fit", made.rows, [program(k, t.rounds)], moment_descent.State, total)
+    done, beside = run_beside(session, made, program(k, t.rounds), moment_descent.State, total)
     state: moment_descent.State = done.states[0]
     if not len(state.theta):
         raise DataError(
@@ -100,12 +117,12 @@ def _train_moment_descent(session: Session, made: Prepared, start: Tensor | None
     last = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
     descended = Descended(made.rows.names[state.anchors.numpy()], state.local, last)
     counted = None if how is None else f"{_clusters(k)}: {how}"
-    return _Trained(state.theta, done.rounds, descended=descended, counted=counted)
+    return _Trained(state.theta, done.rounds, beside, descended=descended, counted=counted)
 
 
 def _mixed_regression(
     session: Session, made: Prepared, start: Tensor | None, n_clusters: int | None, rounds: int
-) -> partial[Algorithm]:
+) -> partial[Lockstep]:
     t, c, m = session.options.training, session.options.clusters, session.options.moments
     assert isinstance(made.model, Dense)
     how = m.model_dump(exclude={"anchors", "min_rows", "further", "swaps", "max_clusters"})

@@ -5,7 +5,7 @@ The arithmetic is that of the comparison: a client's model is m + B v, with v ~ 
 Here it is fitted to all training rows, kept, and used for clients that come later.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,17 +14,17 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.random_effects import Prior, adapt_effects_ask, as_dense
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
-from coterie.data.ragged import Ragged
-from coterie.engines.private import RemoteState
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
-from coterie.methods.baselines import add_baselines
+from coterie.methods.baselines import Beside, measure_beside
 from coterie.methods.linear.fitting import chosen_setting
 from coterie.methods.linear.structures import Setting, prior_for
-from coterie.methods.personal.model import Personal, own_parts
-from coterie.methods.personal.scores import measure_personal, spread
+from coterie.methods.measuring import Entry
+from coterie.methods.personal.model import Personal
+from coterie.methods.personal.scores import spread
 from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense, Model
+from coterie.protocol import Ask
 
 __all__ = ["EffectModels", "FromPrior", "check_effects", "train_effects"]
 
@@ -64,11 +64,9 @@ class FromPrior:
         prior = {f"prior/{name}": getattr(self.prior, name) for name in _PRIOR}
         return prior, {"structure": self.structure, "setting": self.setting}
 
-    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | RemoteState:
-        """Models of clients from their rows; they stay with the clients.  [C, P]"""
-        session = session or Session()
-        session.ask(rows, adapt_effects_ask(self.prior, _problem(self.model), self.model))
-        return own_parts(session.engine(rows, asks=True).private, "theta")
+    def ask(self) -> Ask:
+        """Ask clients to make models of their rows; they stay with the clients."""
+        return adapt_effects_ask(self.prior, _problem(self.model), self.model)
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,9 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     options, made = session.options, prepare(session, clients, None)
     found = _from_prior(session, made)
     assert isinstance(found.fit, FromPrior)
-    scores, per_client = measure_personal(session, made, _title(found.fit), found)
-    if options.baselines:
-        add_baselines(session, made, scores, per_client)
+    entry, name = Entry(0, found.judge_ask(), found.learn_ask()), (options.method, _title(found.fit))
+    outcome, scores, per_client = measure_beside(session, made, entry, name, Beside())
+    found = replace(found, own=found.parts_in(outcome.private))
     extra = {"spread": spread(made, options.method, per_client)}
     return Fitted(options, clients.schema, found, scores, per_client, extra=extra)
 
@@ -107,14 +105,15 @@ def _problem(model: Dense) -> Problem:
 
 
 def _from_prior(session: Session, made: Prepared) -> EffectModels:
-    """Fit a prior to all training rows, and every client's model to its own."""
+    """Fit a prior to all training rows; every client's model follows from it and from its own."""
     model, structure = made.model, session.options.method
     assert isinstance(model, Dense)
     setting = _setting(session.options) or _chosen(session, made)
     program = prior_for(structure, setting, _problem(model))
     prior: Prior = session.run(None, made.rows, [lambda state: program], None, 1).states[0]
     fit = FromPrior(structure, setting, prior, model)
-    return EffectModels(model, (), fit.start, made.rows.names, fit.fitted(made.rows, session), fit, made.scaling)
+    everyone = fit.start.expand(made.rows.n_clients, -1)
+    return EffectModels(model, (), fit.start, made.rows.names, everyone, fit, made.scaling)
 
 
 def _setting(options: FitOptions) -> Setting | None:

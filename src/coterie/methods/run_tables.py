@@ -25,6 +25,7 @@ def rounds_table(rounds: list[Round]) -> pa.Table:
             "round": pa.array([r.round for r in rows], pa.int64()),
             "loss": pa.array([r.info.get("loss") for r in rows], pa.float64()),
             "participants": pa.array([r.participants for r in rows], pa.int64()),
+            "messages": pa.array([r.messages for r in rows], pa.int64()),
             "bytes_up": pa.array([r.bytes_up for r in rows], pa.int64()),
             "bytes_down": pa.array([r.bytes_down for r in rows], pa.int64()),
             "seconds": pa.array([r.seconds for r in rows], pa.float64()),

@@ -4,7 +4,7 @@
 A fit that was killed is continued by doing all phases again: those that had ended are only read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,24 +22,58 @@ from coterie.data.draws import SUPPORT, VALIDATION, Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
-from coterie.engines.chosen import AnyEngine, engine_for
-from coterie.engines.drive import Finished, Round
+from coterie.engines.drive import Finished, Request, Round, Traffic
+from coterie.engines.engine_for import AnyEngine, engine_for
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
 from coterie.models import Dense, Model, Network
 from coterie.participation import Clock, Everyone, Participation, Sampled
-from coterie.protocol import Ask, Replies
+from coterie.protocol import Ask, Replies, Tensors
 
 __all__ = [
-    "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for", "newcomers", "prepare",
-    "shown_and_judged",
+    "Answered", "On", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
+    "newcomers", "prepare", "shown_and_judged",
 ]  # fmt: skip
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
 
 _EVERYONE = ("prepare", "step size", "one model each", "baselines", None)  # else a share of the clients takes part
 _READY = 12  # engines that are kept: rows are asked again and again
+
+
+@dataclass(frozen=True)
+class On:
+    """What clients are asked on one set of their rows: a part of a message.
+
+    Attributes
+    ----------
+    rows : Ragged
+        Which.
+    asks : mapping
+        Run -> its ask.
+    private : dict or RemoteState, optional
+        What clients keep, and start from.
+    after : int, optional
+        The number of an earlier part of the message, on other rows of the same clients: they go on from what that has left
+        with them.
+    """
+
+    rows: Ragged
+    asks: Mapping[int, Ask]
+    private: Any = None
+    after: int | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a part of a message brought: replies by run, and what clients keep after it (from afar, a handle)."""
+
+    replies: dict[int, Replies]
+    private: Any
+
+    def __getitem__(self, run: int) -> Replies:
+        return self.replies[run]
 
 
 @dataclass(frozen=True)
@@ -56,25 +90,28 @@ class Session:
         Seconds between checkpoints.
     watch : callable or None
         Told of every round.
+    traffic : Traffic
+        Messages and bytes so far.
     """
 
     options: FitOptions = field(default_factory=default_options)
     folder: Path | None = None
     every: float = 2.0
     watch: Watch | None = None
+    traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def run(
-        self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type | None, total: int, *,
+        self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type | Sequence[type] | None, total: int, *,
         policy: Participation | None = None, clock: Clock | None = None, goes_on: bool = False,
     ) -> Finished:  # fmt: skip
         """Run programs side by side; a phase without a name is neither kept nor told of.
 
         Parameters
         ----------
-        state : type
-            Of the programs' states.
+        state : type or sequence of types
+            Of the programs' states. Where they differ, the first program is what the phase is about, and is told of alone.
         total : int
             Rounds that are expected.
         policy, clock
@@ -86,13 +123,15 @@ class Session:
         share = 1.0 if phase in _EVERYONE else self.options.training.participation
         policy = policy or (Sampled(share) if share < 1 else Everyone())
         engine.set_up(participation=policy, clock=clock, seed=self.options.seed, store=phase)
-        told = None if watch is None or phase is None else lambda done: watch(phase, done, max(total, done.round))
+        told = None if watch is None or phase is None else _teller(watch, phase, total, isinstance(state, Sequence))
         how: dict[str, Any] = {"checkpoint": self._checkpoint(phase), "every": self.every, "state_type": state}
         self._running.append((id(rows), False))
         try:
-            return engine.run(programs, watch=told, goes_on=goes_on, **how)
+            done = engine.run(programs, watch=told, goes_on=goes_on, **how)
         finally:
             self._running.pop()
+        self.traffic.add(done.traffic)
+        return done
 
     def engine(self, rows: Ragged, *, asks: bool = False) -> AnyEngine:
         """What answers for these rows: one that is run, with what its clients keep; and beside it one that is asked.
@@ -113,11 +152,28 @@ class Session:
 
     def asks(self, rows: Ragged, asks: Mapping[int, Ask], private: Any = None) -> dict[int, Replies]:
         """Put several runs' questions to everyone; what clients keep after that is in `private`, as far as it is here."""
-        engine = self.engine(rows, asks=True)
-        engine.forget()
-        if private is not None:
-            engine.private = private
-        return engine.asks(asks)
+        return self.exchange([On(rows, asks, private)])[0].replies
+
+    def exchange(self, parts: Sequence[On], traffic: Traffic | None = None) -> list[Answered]:
+        """Put questions on several sets of rows, each of them once, in one message; outside any round.
+
+        It is counted in `traffic`, or as the session's.
+        """
+        requests = []
+        for part in parts:
+            engine = self.engine(part.rows, asks=True)
+            engine.forget()
+            if part.private is not None:
+                engine.private = part.private
+            requests.append(Request(engine, part.asks, part.after))
+        found = requests[0].engine.exchange(requests)
+        (traffic or self.traffic).count(reply for replies in found for reply in replies.values())
+        return [Answered(replies, request.engine.private) for replies, request in zip(found, requests, strict=True)]
+
+    def revealed(self, rows: Ragged, runs: Sequence[int], names: Collection[str]) -> list[Tensors]:
+        """These fields of what runs on these rows have left with clients, where a method says that they may be known."""
+        self.traffic.messages += 1
+        return self.engine(rows).revealed(runs, names)
 
     def kept_word(self, name: str, word: str) -> str:
         """Keep a word of the first time, or say what was kept: for choices that a resumed run must not make anew."""
@@ -136,6 +192,14 @@ class Session:
             return self.folder / "state.safetensors"
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         return self.folder / "checkpoints" / f"{phase.replace(' ', '-')}.safetensors"
+
+
+def _teller(watch: Watch, phase: str, total: int, first_only: bool) -> Callable[[Round], None]:
+    def told(done: Round) -> None:
+        if done.run == 0 or not first_only:
+            watch(phase, done, max(total, done.round))
+
+    return told
 
 
 @dataclass(frozen=True)

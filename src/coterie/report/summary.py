@@ -175,12 +175,14 @@ def facts(run: Run) -> list[Fact]:
 
 
 def traffic(run: Run) -> list[Fact]:
-    """Total bytes, over all restarts."""
-    out = []
+    """Messages and bytes of the whole run; of earlier versions, the bytes of all rounds."""
+    messages = number(run.results.get("messages"))
+    out = [] if messages is None else [Fact("messages", count(int(messages)), "in each, every client is asked once")]
     for column, name, note in (("bytes_up", "sent up", "from clients"), ("bytes_down", "sent down", "to clients")):
         values = [v for v in run.rounds.get(column, []) if v is not None]
-        if values:
-            out.append(Fact(name, human_bytes(sum(values)), note))
+        total = number(run.results.get(column))
+        if values or total is not None:
+            out.append(Fact(name, human_bytes(sum(values) if total is None else total), note))
     return out
 
 

@@ -7,7 +7,7 @@ import math
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import nn
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.engines.checkpoint import replace_file
+from coterie.engines.drive import Traffic
 from coterie.errors import ConfigError, RunError
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
@@ -84,6 +85,7 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
         **fitted.models.results(fitted),
         "warnings": fitted.warnings,
         "events": events(fitted.rounds),
+        **({} if fitted.traffic is None else vars(fitted.traffic)),
     }
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
     document |= {"data": _data(fitted), "results": {**found, **(results or {})}}
@@ -152,7 +154,11 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None) -> Fitted
     models, schema = family.models.load(folder, document, module)
     scores = [family.score(**said) for said in found["methods"]]
     extra = {"counted": read_choice(found["components_choice"])} if "components_choice" in found else {}
-    return Fitted(options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"])
+    counted = [found.get(one.name) for one in fields(Traffic)]
+    return Fitted(
+        options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"],
+        traffic=None if None in counted else Traffic(*counted),
+    )  # fmt: skip
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

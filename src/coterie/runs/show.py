@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 from coterie.data.check import Findings
 from coterie.methods.base import Fitted, Score
-from coterie.report.numbers import decimals_for
+from coterie.report.numbers import decimals_for, human_bytes
 from coterie.runs.screen import out
 from coterie.selection.result import Comparison, Structure
 from coterie.selection.text import answer, metric_name, one_for_all, plus_minus
@@ -42,6 +42,8 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     out.print(_score_table(scores, columns), soft_wrap=False)
     for said in fitted.models.remarks(fitted):
         out.print(said)
+    if (sent := fitted.traffic) is not None:
+        out.print(f"{sent.messages} messages, {human_bytes(sent.bytes_up)} up, {human_bytes(sent.bytes_down)} down")
     if "adjusted_rand" in more:
         out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
 

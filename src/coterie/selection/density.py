@@ -78,7 +78,7 @@ def _driven(
 ) -> tuple[list[Any], list[Tensors]]:
     """Let the session run programs, under the name of the structure."""
     done = session.run(name, rows, programs, state, _ROUNDS)
-    return done.states, session.engine(rows).revealed(range(len(programs)), REVEALED)
+    return done.states, session.revealed(rows, range(len(programs)), REVEALED)
 
 
 def density_newcomers(task: Task, fit: MixtureFit, *, own: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,10 +17,10 @@ from coterie.algorithms.preparation import Scaling
 from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
-from coterie.methods.baselines import target_variance
 from coterie.methods.linear.choice import Evidence, names_where
 from coterie.methods.linear.structures import Setting, Within
 from coterie.methods.linear.task import Task
+from coterie.methods.measuring import target_variance
 from coterie.select import as_good, difference, mean_and_error
 from coterie.selection.result import Comparison, FitAdvice, Grouping, Structure, Trial
 

@@ -32,7 +32,7 @@ from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.evaluate import match_errors, match_models
 from coterie.models import Dense
-from coterie.protocol import Algorithm
+from coterie.protocol import Lockstep
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
 from coterie.studies.data.synthetic import Planted, Preset, bernoulli_starts, mixed_regression
 from coterie.studies.parallel import side_by_side
@@ -243,7 +243,7 @@ def _trial(init: str, chosen: Settings, point: Point, trial: int) -> _Trial:
     return _Trial(errors.tolist(), time.perf_counter() - begin)
 
 
-def _run_while_finite(saved: State | None, **options: Any) -> Algorithm:
+def _run_while_finite(saved: State | None, **options: Any) -> Lockstep:
     """Run IFCA, but not on once it has diverged: a third of the step sizes do, and nothing can come of it."""
     return seen(ifca(saved, **options), lambda save: (save, bool(save.state.theta.isfinite().all())))
 
@@ -261,20 +261,10 @@ def _number(value: float) -> str:
 
 
 COLUMNS = [
-    Column("panel", "panel"),
-    Column("preset", "preset"),
-    Column("init", "init"),
-    Column("n_clusters", "K"),
-    Column("n_clients", "m"),
-    Column("rows", "n"),
-    Column("features", "D"),
-    Column("r", "r"),
-    Column("sigma", "sigma"),
-    Column("trials", "trials"),
-    Column("start_success", "start", "{:.2f}".format),
-    Column("trial_success", "trial", "{:.2f}".format),
-    Column("paper", "paper"),
+    Column("panel", "panel"), Column("preset", "preset"), Column("init", "init"), Column("n_clusters", "K"),
+    Column("n_clients", "m"), Column("rows", "n"), Column("features", "D"), Column("r", "r"),
+    Column("sigma", "sigma"), Column("trials", "trials"), Column("start_success", "start", ".2f"),
+    Column("trial_success", "trial", ".2f"), Column("paper", "paper"),
     Column("best_error_over_sigma", "error/sigma", _number),
-    Column("oracle_error_over_sigma", "oracle/sigma", _number),
-    Column("seconds", "seconds", "{:.1f}".format),
-]
+    Column("oracle_error_over_sigma", "oracle/sigma", _number), Column("seconds", "seconds", ".1f"),
+]  # fmt: skip

@@ -38,7 +38,7 @@ from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.models import linear_regression
-from coterie.protocol import Algorithm, Save
+from coterie.protocol import Lockstep, Save
 from coterie.studies.common import at_least, one_of, seen
 from coterie.studies.data.synthetic import Planted, normal_models
 from coterie.studies.mixed_problem import Problem, worst_errors
@@ -53,7 +53,7 @@ ORACLE, ORACLE_FEDPROX = "oracle", "oracle-fedprox"
 METHODS = (FEDAVG, FEDPROX, "ifca-random", "ifca-spread", "one-shot", "fedavg", ORACLE, ORACLE_FEDPROX)
 _SETTLED = 1e-8  # relative change of a model in a round: there is nothing to see after that
 
-Program = Callable[[Any], Algorithm]
+Program = Callable[[Any], Lockstep]
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _first_phase(planted: Planted, how: Methods, seed: int) -> _First:
     model = linear_regression(planted.theta.shape[1], intercept=False)
     start = normal_models(1, model.n_parameters, keys.generator(seed, "theta 0"))[0]
 
-    def program(state: moments.State | None) -> Algorithm:
+    def program(state: moments.State | None) -> Lockstep:
         phase = moments.moment_descent(
             state,
             model=model,
@@ -294,7 +294,7 @@ def _programs(
     starts[ORACLE_FEDPROX] = starts[ORACLE]
     prox = Training(exact=True, proximal=2 / how.eta)  # L/2 + |.|^2 / (2 eta), times two
 
-    def make(method: str, training: Training) -> Algorithm:
+    def make(method: str, training: Training) -> Lockstep:
         if method == "fedavg":
             return fedavg(None, training=training, **common)
         options = {"n_clusters": len(truth), "training": training, **common}
@@ -306,7 +306,7 @@ def _programs(
         assert first is not None
         return moments.mixed_regression(first.state, **options)
 
-    def program(state: None, method: str, training: Training, trace: _Trace) -> Algorithm:
+    def program(state: None, method: str, training: Training, trace: _Trace) -> Lockstep:
         if method in (FEDAVG, FEDPROX):
             assert first is not None
             trace.theta.append(first.state.theta)  # others save where they begin

@@ -23,7 +23,7 @@ from coterie.evaluate import adjusted_rand
 from coterie.methods.baselines import measured_models, placed
 from coterie.models import Model
 from coterie.participation import Sampled
-from coterie.protocol import Algorithm, Save
+from coterie.protocol import Lockstep, Save
 from coterie.studies.common import seen
 from coterie.studies.data.images import Rotated
 from coterie.studies.rotated_settings import Settings
@@ -126,12 +126,12 @@ class _Trial:
         self.engine = InProcess(data.train, participation=Sampled(share), seed=seed)
         self.state_type = {"ifca": ifca.State, "global": fedavg.State, "local": fedavg.LocalState}[method]
 
-    def program(self, saved: Any) -> Algorithm:
+    def program(self, saved: Any) -> Lockstep:
         """Start the method's algorithm, or go on with it; it is tested on the way if the settings say so."""
         s = self.settings
         common: dict[str, Any] = {"model": self.model, "rounds": s.rounds, "step_size": s.step_size}
         common |= {"seed": self.seed, "training": s.training, "decay": s.decay}
-        algorithm: Algorithm
+        algorithm: Lockstep
         if self.method == "global":
             algorithm = fedavg.fedavg(saved, weighting="clients", **common)
         elif self.method == "local":

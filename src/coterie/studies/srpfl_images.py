@@ -30,7 +30,7 @@ from coterie.local import Training
 from coterie.methods.personal.measure import Fit, distribution, measure_fine_tuned, measure_personal, personal_start
 from coterie.models import Part, last_layers, layer_names, split
 from coterie.participation import select_participants
-from coterie.protocol import Algorithm, Ask, Replies, Save
+from coterie.protocol import Ask, Lockstep, Replies, Save
 from coterie.studies.common import Column, Outcome, Tell, seen, silent
 from coterie.studies.data.holdings import Partition
 from coterie.studies.parallel import side_by_side
@@ -127,10 +127,10 @@ class _Trial:
         self.personal = top if self.steps == "fedrep" else below
         self.engine = InProcess(self.data.train, participation=chosen.sample, clock=chosen.clock, seed=seed)
 
-    def program(self, see: Callable[[Save], tuple[Save, bool]], state: Any) -> Algorithm:
+    def program(self, see: Callable[[Save], tuple[Save, bool]], state: Any) -> Lockstep:
         """Say who takes part in what, and look at it on the way."""
 
-        def everyone(inner: Any) -> Algorithm:
+        def everyone(inner: Any) -> Lockstep:
             return seen(self._timed(self._rounds(inner)), see)
 
         if not self.staged:
@@ -146,7 +146,7 @@ class _Trial:
         who = partial(select_participants, self.chosen.sample, self.chosen.clock, asked, clients=self.data.train.keys)
         return sum(who(round_=t, seed=self.seed).seconds for t in range(1, self.chosen.rounds + 1))
 
-    def _timed(self, algorithm: Algorithm) -> Algorithm:
+    def _timed(self, algorithm: Lockstep) -> Lockstep:
         """Count the time of its questions."""
         replies: Replies | None = None
         while True:
@@ -157,7 +157,7 @@ class _Trial:
             replies = yield wanted
             self.time += 0.0 if replies is None else replies.elapsed
 
-    def _rounds(self, state: Any) -> Algorithm:
+    def _rounds(self, state: Any) -> Lockstep:
         s = self.chosen
         rounds = _ENDLESS if self.timed else s.rounds
         common: dict[str, Any] = {"model": self.model, "rounds": rounds, "seed": self.seed, "weighting": "clients"}
@@ -246,14 +246,9 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 COLUMNS = [
-    Column("method", "method"),
-    Column("final_accuracy", "accuracy", "{:.3f}".format),
-    Column("std", "std", "{:.3f}".format),
-    Column("worst_decile", "worst", "{:.3f}".format),
-    Column("target", "target", "{:.3f}".format),
-    Column("rounds_to_target", "rounds", "{:.0f}".format),
-    Column("time_to_target", "time", "{:.1f}".format),
-    Column("time_ratio", "over fedrep's", "{:.2f}".format),
-    Column("virtual_time", "in all", "{:.1f}".format),
+    Column("method", "method"), Column("final_accuracy", "accuracy", ".3f"), Column("std", "std", ".3f"),
+    Column("worst_decile", "worst", ".3f"), Column("target", "target", ".3f"),
+    Column("rounds_to_target", "rounds", ".0f"), Column("time_to_target", "time", ".1f"),
+    Column("time_ratio", "over fedrep's", ".2f"), Column("virtual_time", "in all", ".1f"),
     Column("left_out", "left out"),
-]
+]  # fmt: skip

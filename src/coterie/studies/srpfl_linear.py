@@ -24,7 +24,7 @@ from coterie.algorithms.srpfl import Adaptive, Fixed, Stages, Theory, srpfl
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError
 from coterie.participation import DynamicExponential, Exponential, Speeds, VirtualClock
-from coterie.protocol import Algorithm, Save
+from coterie.protocol import Lockstep, Save
 from coterie.studies.common import Column, Outcome, Tell, at_least, one_of, seen, silent
 from coterie.studies.data.representations import PlantedRepresentation, principal_distance
 from coterie.studies.data.representations import linear_representation as plant
@@ -45,7 +45,7 @@ CAPTION = (
 )
 _NEAR = 0.5  # from here on a distance falls exponentially; a random start is in no direction yet
 
-Program = Callable[[Any], Algorithm]
+Program = Callable[[Any], Lockstep]
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _program(method: str, chosen: Settings, seed: int, moments: Tensor, planted:
         far = float(principal_distance(save.state.theta, planted.basis))
         return replace(save, info={**save.info, "distance": far}), True
 
-    def everyone(state: Any) -> Algorithm:
+    def everyone(state: Any) -> Lockstep:
         start = "random" if method.endswith("-random") else moments
         return seen(_steps(state, chosen, seed, start, rounds=chosen.rounds), see)
 
@@ -186,7 +186,7 @@ def _program(method: str, chosen: Settings, seed: int, moments: Tensor, planted:
     return lambda state: srpfl(everyone, state, n0=chosen.first, n_clients=most, stages=chosen.rule)
 
 
-def _steps(state: State | None, chosen: Settings, seed: int, start: Any, *, rounds: int) -> Algorithm:
+def _steps(state: State | None, chosen: Settings, seed: int, start: Any, *, rounds: int) -> Lockstep:
     return linear_representation(
         state, n_features=chosen.features, rank=chosen.rank, rounds=rounds, step_size=chosen.step_size, seed=seed,
         start=start, batch_size=chosen.batch_size,
@@ -251,15 +251,9 @@ def _summed_up(judged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 COLUMNS = [
-    Column("method", "method"),
-    Column("start_distance", "start", "{:.3f}".format),
-    Column("final_distance", "distance", "{:.5f}".format),
-    Column("ratio", "ratio", "{:.3f}".format),
-    Column("max_ratio", "max", "{:.3f}".format),
-    Column("rate", "rate", "{:.3f}".format),
-    Column("rate_r2", "R2", "{:.3f}".format),
-    Column("rate_bound", "bound", "{:.3f}".format),
-    Column("rounds_to_2x", "rounds", "{:.0f}".format),
-    Column("time_to_2x", "time", "{:.1f}".format),
-    Column("virtual_time", "in all", "{:.1f}".format),
-]
+    Column("method", "method"), Column("start_distance", "start", ".3f"),
+    Column("final_distance", "distance", ".5f"), Column("ratio", "ratio", ".3f"), Column("max_ratio", "max", ".3f"),
+    Column("rate", "rate", ".3f"), Column("rate_r2", "R2", ".3f"), Column("rate_bound", "bound", ".3f"),
+    Column("rounds_to_2x", "rounds", ".0f"), Column("time_to_2x", "time", ".1f"),
+    Column("virtual_time", "in all", ".1f"),
+]  # fmt: skip

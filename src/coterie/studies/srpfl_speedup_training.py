@@ -25,7 +25,7 @@ from coterie.algorithms.srpfl import Theory, srpfl
 from coterie.engines.in_process import InProcess, Round
 from coterie.errors import ConfigError
 from coterie.participation import Exponential, VirtualClock
-from coterie.protocol import Algorithm, Save
+from coterie.protocol import Lockstep, Save
 from coterie.studies.common import seen
 from coterie.studies.data.representations import linear_representation as plant
 from coterie.studies.data.representations import principal_distance
@@ -74,7 +74,7 @@ def train(planted: Plant, task: tuple[int, int]) -> dict[str, Curve]:
     def see(save: Save) -> tuple[Save, bool]:
         return replace(save, info={"distance": float(principal_distance(save.state.theta, made.basis))}), True
 
-    def steps(state: State | None, *, rounds: int) -> Algorithm:
+    def steps(state: State | None, *, rounds: int) -> Lockstep:
         inner = linear_representation(
             state, n_features=planted.features, rank=planted.rank, rounds=rounds, step_size=STEP_SIZE, seed=seed,
             start=start,

@@ -17,12 +17,12 @@ from flwr.app import Error, Message
 from coterie.algorithms.fedrep import fedrep
 from coterie.algorithms.ifca import State, ifca
 from coterie.algorithms.starts import Start
-from coterie.engines.chosen import engine_for
 from coterie.engines.drive import Program
+from coterie.engines.engine_for import engine_for
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.client import _loaded, _workers
 from coterie.engines.flower.connect import connect
-from coterie.engines.flower.messages import Answers, Question, Refusal
+from coterie.engines.flower.messages import Answers, Batch, Refusal, Reply
 from coterie.engines.flower.server import OnFlower
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.engines.in_process import InProcess
@@ -69,14 +69,19 @@ def address(grid: MemoryGrid, name: str) -> int:
     return next(i for i, holding in grid.nodes.items() if holding.name == name)
 
 
-def answering(change: Callable[[Answers], Any]) -> Callable[[Message, Message], Message]:
-    """A node whose answers are changed on their way."""
+def replying(change: Callable[[Reply], Any]) -> Callable[[Message, Message], Message]:
+    """A node whose replies are changed on their way."""
 
     def spoil(message: Message, reply: Message) -> Message:
         said = from_records(reply.content)
-        return Message(to_records(change(said) if isinstance(said, Answers) else said), reply_to=message)
+        return Message(to_records(change(said) if isinstance(said, Reply) else said), reply_to=message)
 
     return spoil
+
+
+def answering(change: Callable[[Answers], Any]) -> Callable[[Message, Message], Message]:
+    """A node whose answers are changed on their way."""
+    return replying(lambda said: replace(said, answers=tuple(change(one) for one in said.answers)))
 
 
 def with_update(change: Callable[[Tensor], Tensor]) -> Callable[[Answers], Answers]:
@@ -108,8 +113,11 @@ def more_fields(said: Answers) -> Answers:
         (answering(lambda said: replace(said, parts={0: 5})), "its answer is malformed"),
         (answering(lambda said: replace(said, parts=7)), "its answer is malformed"),
         (answering(lambda said: replace(said, ids=said.ids[:1])), "for other clients"),
-        (answering(lambda said: replace(said, node="node-2")), "answers another request"),
-        (answering(lambda said: Refusal(said.node, "the disk is full")), "the disk is full"),
+        (replying(lambda said: replace(said, node="node-2")), "answers another request"),
+        (replying(lambda said: replace(said, answers=said.answers * 2)), "answers another request"),
+        (replying(lambda said: replace(said, answers=())), "answers another request"),
+        (replying(lambda said: replace(said, answers=(5,))), "its answer is malformed"),
+        (replying(lambda said: Refusal(said.node, "the disk is full")), "the disk is full"),
         (lambda message, _: Message(Error(2, "ValueError: x"), reply_to=message), r"Flower says: ValueError: x \(code 2\)"),
     ],
 )  # fmt: skip
@@ -139,7 +147,7 @@ def test_an_unknown_step_is_refused_by_the_node(tmp_path: Path) -> None:
 def _some_question(folder: Path, _: MemoryGrid) -> Message:
     engine, grid = far(folder)
     engine.run([program(1)])
-    return next(m for m in grid.sent if isinstance(from_records(m.content), Question))
+    return next(m for m in grid.sent if isinstance(from_records(m.content), Batch))
 
 
 def test_where_all_diverge_nobody_is_refused(tmp_path: Path) -> None:
@@ -157,7 +165,7 @@ def test_a_late_answer_is_drained_and_ignored(tmp_path: Path) -> None:
     answered = [0]
 
     def first_late(message: Message, reply: Message) -> Message:
-        if isinstance(from_records(message.content), Question):
+        if isinstance(from_records(message.content), Batch):
             answered[0] += 1
             grid.delay[slow] = 0
         return reply

@@ -3,7 +3,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import seen_by
 from coterie.data.schema import Schema
 from coterie.engines.flower import registry
-from coterie.engines.flower.messages import PROTOCOL, Answers, Hello, Introduction, Question, Refusal
-from coterie.engines.flower.state import PrivateFiles, same
+from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
+from coterie.engines.flower.state import Private, PrivateFiles, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
 from coterie.engines.worker import Worker
 from coterie.errors import ConfigError, CoterieError, RunError
@@ -75,13 +75,13 @@ def answered(records: RecordDict, holding: NodeData) -> RecordDict:
     for name, make in holding.modules.items():
         if name not in registry.named_names():
             registry.register_named(name, make())
-    reply: Introduction | Answers | Refusal
+    reply: Introduction | Reply | Refusal
     try:
         asked = from_records(records)
         if isinstance(asked, Hello):
             reply = _introduce(asked, holding)
-        elif isinstance(asked, Question):
-            reply = _answer(asked, holding)
+        elif isinstance(asked, Batch):
+            reply = _reply(asked, holding)
         else:
             raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
     except CoterieError as error:
@@ -179,10 +179,23 @@ def _memory(rows: Ragged | None) -> int:
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
-def _answer(asked: Question, holding: NodeData) -> Answers:
-    files = PrivateFiles(holding.folder, asked.run)
-    files.tidy(asked.state)
-    private, lost = files.load(asked.state)
+def _reply(asked: Batch, holding: NodeData) -> Reply:
+    """Answer one question after the other; what clients keep may be passed on from one to the next."""
+    for question in asked.questions:
+        PrivateFiles(holding.folder, question.run).tidy(question.state)
+    answers, left = list[Answers](), list[Private]()
+    for question in asked.questions:
+        files = PrivateFiles(holding.folder, question.run)
+        private, lost = files.load(question.state) if question.after is None else (left[question.after], False)
+        answer, kept = _answer(question, holding, private)
+        if answer.kept:
+            files.keep(question.state, kept)
+        answers.append(replace(answer, lost=lost))
+        left.append(kept)
+    return Reply(holding.name, tuple(answers))
+
+
+def _answer(asked: Question, holding: NodeData, private: Private) -> tuple[Answers, Private]:
     worker = _worker(asked, holding)
     if len(asked.ids) and int(asked.ids.max()) >= worker.rows.n_clients:
         raise RunError(
@@ -190,11 +203,9 @@ def _answer(asked: Question, holding: NodeData) -> Answers:
         )
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
     answers = worker.answer(asked.asks, asked.ids)
-    changed = not same(private, worker.private)
-    if changed:
-        files.keep(asked.state, worker.private)
     parts = {run: found.parts for run, found in answers.items()}
-    return Answers(holding.name, asked.state.number, parts, asked.ids, changed, lost)
+    changed = not same(private, worker.private)
+    return Answers(asked.state.number, parts, asked.ids, changed, False), worker.private
 
 
 def _worker(asked: Question, holding: NodeData) -> Worker:

@@ -9,11 +9,13 @@ from coterie.data.draws import First, Fold, Share
 from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part, Scaled, View
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.engines.private import reveal
-from coterie.protocol import Ask, ByCluster, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, ByCluster, Lowest, Mean, Stack, Sum, Tensors, WeightedMean
 
-__all__ = ["ASK", "HELLO", "PROTOCOL", "Answers", "Hello", "Introduction", "Question", "Refusal", "State"]
+__all__ = [
+    "ASK", "HELLO", "PROTOCOL", "Answers", "Batch", "Hello", "Introduction", "Question", "Refusal", "Reply", "State",
+]  # fmt: skip
 
-PROTOCOL = 1
+PROTOCOL = 2
 HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
 
 
@@ -90,7 +92,7 @@ class State:
 @register_value
 @dataclass(frozen=True)
 class Question:
-    """The asks of several runs to some clients of a node."""
+    """The asks of several runs to some clients of a node, on one set of their rows."""
 
     run: str
     part: Part | Folded
@@ -99,6 +101,15 @@ class Question:
     ids: Tensor  # the node's own numbers, ascending
     asks: dict[int, Ask]
     state: State
+    after: int | None = None  # the question of the batch whose private state it goes on from, in place of what was kept
+
+
+@register_value
+@dataclass(frozen=True)
+class Batch:
+    """All that a node is asked in one message, to be answered one after the other."""
+
+    questions: tuple[Question, ...]
 
 
 @register_value
@@ -108,8 +119,6 @@ class Answers:
 
     Attributes
     ----------
-    node : str
-        Who answers.
     number : int
         Of the question.
     parts : dict
@@ -122,12 +131,20 @@ class Answers:
         Whether private state was asked for that is not there any more, so that clients began anew.
     """
 
-    node: str
     number: int
     parts: dict[int, dict[str, Tensors]]
     ids: Tensor
     kept: bool
     lost: bool
+
+
+@register_value
+@dataclass(frozen=True)
+class Reply:
+    """What a node makes of a batch: an answer to each question."""
+
+    node: str
+    answers: tuple[Answers, ...]
 
 
 @register_value
@@ -147,6 +164,7 @@ for _kind in (
     WeightedMean,
     ByCluster,
     Stack,
+    Lowest,
     Part,
     Folded,
     Scaled,

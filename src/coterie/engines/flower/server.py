@@ -8,7 +8,7 @@ not depend on who answers first.
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from coterie.data.remote import RemoteRows
-from coterie.engines.drive import Finished, Program, Response, drive, finish
+from coterie.engines.drive import Finished, Program, Request, Response, drive, finish
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.link import Link
-from coterie.engines.flower.messages import Answers, Question, State
+from coterie.engines.flower.messages import Answers, Batch, Question, Reply, State
 from coterie.engines.flower.pieces import Expected, Piece, bytes_of, filled, joined, spoiled
 from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import RemoteState, reveal_ask
@@ -64,7 +64,7 @@ class OnFlower:
         self.link, self.rows = link, rows
         self.set_up(participation=participation, clock=clock, seed=seed, store=store)
         self.private = RemoteState()
-        self.heard: Tensor = torch.zeros(rows.n_clients, dtype=torch.int64)  # answers of each client that counted
+        self.heard: Tensor = torch.zeros(rows.n_clients, dtype=torch.int64)  # answers of each client to the first run
         self._number = 0  # of the last question
         self._needed: dict[str, int] | None = None  # answers that a checkpoint goes back to; None: there is none
         assert isinstance(rows.x, Tensor)
@@ -86,29 +86,41 @@ class OnFlower:
         return self.asks({run: ask})[run]
 
     def asks(self, asks: Mapping[int, Ask]) -> dict[int, Replies]:
-        """Put several runs' questions to the same clients, in one message to each node.
+        """Put several runs' questions to the same clients, in one message to each node: see `exchange`."""
+        return self.exchange([Request(self, asks)])[0]
+
+    @staticmethod
+    def exchange(requests: Sequence[Request]) -> list[dict[int, Replies]]:
+        """Put questions on several sets of rows, each of its own engine, in one message to each node.
 
         Clients who cannot be reached count as clients without rows; that is said.
         """
-        to = next(iter(asks.values())).to
-        ids = torch.arange(self.rows.n_clients) if to is None else to
-        pieces: dict[int, list[Piece]] = {run: [] for run in asks}
-        down, missing = dict.fromkeys(asks, 0), ids
+        to = [_addressees(request) for request in requests]
+        pieces: list[dict[int, list[Piece]]] = [{run: [] for run in request.asks} for request in requests]
+        down, missing = [dict.fromkeys(request.asks, 0) for request in requests], to
         events: list[str] = []
         for _ in range(_ATTEMPTS):
-            found, sent, events = self._round(asks, ids, missing, len(missing), stacks=False)
-            for run, some in found.items():
-                pieces[run] += some
-                down[run] += sent[run]
-            missing = _without(missing, next(iter(found.values())))
-            if not len(missing):
+            parts = [
+                _Part(r.engine, r.asks, everyone, ids, r.after)
+                for r, everyone, ids in zip(requests, to, missing, strict=True)
+            ]
+            found, events = _send(parts, None, stacks=False)
+            for part, got in enumerate(found):
+                for run in got.pieces:
+                    pieces[part][run] += got.pieces[run]
+                    down[part][run] += got.sent[run]
+            missing = [_without(ids, next(iter(got.pieces.values()))) for ids, got in zip(missing, found, strict=True)]
+            if not any(len(ids) for ids in missing):
                 break
-        if len(missing) == len(ids) and len(ids):
+        if any(len(left) == len(ids) and len(ids) for left, ids in zip(missing, to, strict=True)):
             raise RunError("no node answers", "; ".join(events) or "start the nodes, and continue the run")
-        out = {}
-        for run, ask in asks.items():
-            answer = filled(ask, joined(ask, pieces[run], down[run]), ids, self._expected.of(ask))
-            out[run] = finish(ask, answer, ids, 0.0)
+        out = []
+        for request, ids, some, sent in zip(requests, to, pieces, down, strict=True):
+            expected, asks = request.engine._expected, request.asks
+            answers = {
+                run: filled(ask, joined(ask, some[run], sent[run]), ids, expected.of(ask)) for run, ask in asks.items()
+            }
+            out.append({run: finish(ask, answers[run], ids, 0.0) for run, ask in asks.items()})
         return out
 
     def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
@@ -132,51 +144,39 @@ class OnFlower:
         return self.rows.keys
 
     def dispatch(self, groups: Sequence[tuple[Mapping[int, Ask], Participants]]) -> list[Response]:
-        """Ask those whom the clock foretells to be in time, or all, and go on with the first answers."""
-        return [self._dispatched(asks, who) for asks, who in groups]
+        """Ask those whom the clock foretells to be in time, or all, and go on with the first answers.
 
-    def _dispatched(self, asks: Mapping[int, Ask], who: Participants) -> Response:
+        Where all who are asked are waited for, all groups are in one message to each node.
+        """
         foretold = self.clock is not None and not isinstance(self.clock, WallClock)
+        asked = [who.answered if foretold else who.asked for _, who in groups]
+        if all(len(ids) == len(who.answered) for ids, (_, who) in zip(asked, groups, strict=True)):
+            return self._dispatched(groups, asked, None)
+        return [
+            response
+            for group, ids in zip(groups, asked, strict=True)
+            for response in self._dispatched([group], [ids], len(group[1].answered))
+        ]
+
+    def _dispatched(
+        self, groups: Sequence[tuple[Mapping[int, Ask], Participants]], asked: Sequence[Tensor], enough: int | None
+    ) -> list[Response]:
         begin = time.perf_counter()
-        asked = who.answered if foretold else who.asked
-        pieces, sent, events = self._round(asks, asked, asked, len(who.answered), stacks=True)
+        parts = [
+            _Part(self, asks, ids, ids, i - 1 if i else None)
+            for i, ((asks, _), ids) in enumerate(zip(groups, asked, strict=True))
+        ]
+        found, events = _send(parts, enough, stacks=True)
         taken = time.perf_counter() - begin
-        answers = {run: joined(ask, pieces[run], sent[run]) for run, ask in asks.items()}
-        self.heard[next(iter(answers.values())).ids] += 1  # the runs of a message are answered together
-        return Response(answers, 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken), events)
-
-    def _round(
-        self, asks: Mapping[int, Ask], to: Tensor, ids: Tensor, enough: int, *, stacks: bool
-    ) -> tuple[dict[int, list[Piece]], dict[int, int], list[str]]:
-        """Ask some (ids) of those whom the asks are for (to).  -> pieces by run, bytes sent by run, what went wrong"""
-        groups = self._by_node(ids)
-        self._note_fields(asks)
-        self._number += 1
-        questions = {name: self._question(name, asks, to, own) for name, own in groups.items()}
-        sent = {run: sum(_sent(question.asks[run]) for question in questions.values()) for run in asks}
-        sizes = {name: len(own) for name, own in groups.items()}
-
-        def check(answers: Answers) -> None:
-            self._check(answers, asks, groups[answers.node])
-
-        patience = self.link.timeout
-        if isinstance(self.participation, Deadline):
-            patience = min(patience, self.participation.seconds)
-        called = self.link.call(questions, sizes, enough, check, patience)
-        order = sorted(called.answers)
-        pieces = {
-            run: [Piece(n, torch.from_numpy(groups[n]), called.answers[n].parts[run]) for n in order] for run in asks
-        }
-        for run, ask in asks.items():
-            called.failed |= {n: f"is refused: {why}" for n, why in spoiled(ask, pieces[run], stacks=stacks).items()}
-        pieces = {run: [piece for piece in some if piece.node not in called.failed] for run, some in pieces.items()}
-        events = [f"node '{name}' {why}" for name, why in sorted(called.failed.items())]
-        for name in order:
-            if name not in called.failed:
-                events += self._accept(called.answers[name])
-        for event in events:
-            warnings.warn(event, NodeWarning, stacklevel=2)
-        return pieces, sent, events
+        out, heard = list[Response](), torch.zeros_like(self.heard)
+        for (asks, who), got in zip(groups, found, strict=True):
+            answers = {run: joined(ask, got.pieces[run], got.sent[run]) for run, ask in asks.items()}
+            if any(run_of(at) == 0 for at in asks):
+                heard[next(iter(answers.values())).ids] = 1  # what is in one message is answered together
+            elapsed = 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken)
+            out.append(Response(answers, elapsed, events if not out else []))
+        self.heard += heard
+        return out
 
     # -- messages -----------------------------------------------------------------------------------------------------
     def _by_node(self, ids: Tensor) -> dict[str, np.ndarray]:
@@ -188,7 +188,7 @@ class OnFlower:
             out[names[place]] = own[np.argsort(self.rows.number[own])]
         return out
 
-    def _question(self, name: str, asks: Mapping[int, Ask], to: Tensor, own: np.ndarray) -> Question:
+    def _question(self, name: str, asks: Mapping[int, Ask], to: Tensor, own: np.ndarray, after: int | None) -> Question:
         """What a node is asked: what is each client's goes to its own node only."""
         at = torch.searchsorted(to, torch.from_numpy(own))
         mine = {
@@ -200,22 +200,27 @@ class OnFlower:
         needed = accepted if self._needed is None else self._needed.get(name, 0)
         state = State(source, accepted, self.store, self._number, needed)
         number = torch.from_numpy(rows.number[own])
-        return Question(self.link.run, rows.part, rows.views, node.schema, number, mine, state)
+        return Question(self.link.run, rows.part, rows.views, node.schema, number, mine, state, after)
 
-    def _check(self, answers: Answers, asks: Mapping[int, Ask], own: np.ndarray) -> None:
-        if answers.number != self._number or not torch.equal(answers.ids, torch.from_numpy(self.rows.number[own])):
+    def _check(self, answers: Answers, number: int, asks: Mapping[int, Ask], own: np.ndarray) -> None:
+        if answers.number != number or not torch.equal(answers.ids, torch.from_numpy(self.rows.number[own])):
             raise RunError("it answers another request, or for other clients")
         if answers.parts.keys() != asks.keys():
             raise RunError(f"it answers for the runs {sorted(answers.parts)} where {sorted(asks)} were asked")
         for run, ask in asks.items():
             self._expected.check(ask, answers.parts[run], len(own))
 
-    def _accept(self, answers: Answers) -> list[str]:
-        """Let an answer count: from now on the node goes on from what it kept."""
-        if answers.kept:
-            own = {answers.node: (self.store, answers.number)}
-            self.private = replace(self.private, accepted={**self.private.accepted, **own})
-        return [f"node '{answers.node}' has lost its private state: its clients started again"] * answers.lost
+    def _accept(self, node: str, answers: Answers, before: tuple[str, int] | None) -> list[str]:
+        """Let an answer count: from now on the node goes on from what it kept, or else from what was there before."""
+        own = (self.store, answers.number) if answers.kept else before
+        if own is not None:
+            self.private = replace(self.private, accepted={**self.private.accepted, node: own})
+        return [f"node '{node}' has lost its private state: its clients started again"] * answers.lost
+
+    def _go_on_from(self, before: RemoteState) -> None:
+        """Take over what clients keep of other rows; what they have left here since then counts."""
+        own = {name: kept for name, kept in self.private.accepted.items() if kept[0] == self.store}
+        self.private = replace(before, accepted={**before.accepted, **own})
 
     def _note_fields(self, asks: Mapping[int, Ask]) -> None:
         fields = self.private.fields
@@ -260,6 +265,111 @@ class OnFlower:
             {name: (store, number) for name, (store, number) in rest["accepted"].items()}, fields
         )
         self._number, self._needed = rest["number"], self._own_numbers()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a message: some (ids) of those whom the asks are for (to) are asked, on the rows of an engine."""
+
+    engine: OnFlower
+    asks: Mapping[int, Ask]
+    to: Tensor
+    ids: Tensor
+    after: int | None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a part of a message brought: pieces by run, and the bytes that were sent."""
+
+    pieces: dict[int, list[Piece]]
+    sent: dict[int, int]
+
+
+@dataclass
+class _Message:
+    """Parts on their way: whom each asks on which node, its number, and each node's questions by their parts."""
+
+    parts: Sequence[_Part]
+    groups: list[dict[str, np.ndarray]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    questions: dict[str, dict[int, Question]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for i, part in enumerate(self.parts):
+            engine = part.engine
+            if part.after is not None and self.parts[part.after].engine is not engine:
+                engine._go_on_from(self.parts[part.after].engine.private)
+            engine._note_fields(part.asks)
+            engine._number += 1
+            self.numbers.append(engine._number)
+            self.groups.append(engine._by_node(part.ids))
+            for name, own in self.groups[i].items():
+                mine = self.questions.setdefault(name, {})
+                after = list(mine).index(part.after) if part.after in mine else None
+                mine[i] = engine._question(name, part.asks, part.to, own, after)
+
+    def check(self, reply: Reply) -> None:
+        """Refuse a reply that is not to these questions."""
+        asked = self.questions[reply.node]
+        if len(reply.answers) != len(asked):
+            raise RunError("it answers another request")
+        for i, answers in zip(asked, reply.answers, strict=True):
+            part = self.parts[i]
+            part.engine._check(answers, self.numbers[i], part.asks, self.groups[i][reply.node])
+
+    def accept(self, reply: Reply) -> list[str]:
+        """Let a reply count."""
+        events = []
+        for i, answers in zip(self.questions[reply.node], reply.answers, strict=True):
+            part = self.parts[i]
+            before = None if part.after is None else self.parts[part.after].engine.private.accepted.get(reply.node)
+            events += part.engine._accept(reply.node, answers, before)
+        return events
+
+    def found(self, part: int, replies: Mapping[str, Reply]) -> _Found:
+        """What a part has brought, in the order of the nodes' names."""
+        asks, groups = self.parts[part].asks, self.groups[part]
+        answers = {n: replies[n].answers[list(self.questions[n]).index(part)] for n in sorted(replies) if n in groups}
+        return _Found(
+            {
+                run: [Piece(n, torch.from_numpy(groups[n]), got.parts[run]) for n, got in answers.items()]
+                for run in asks
+            },
+            {run: sum(_sent(mine[part].asks[run]) for mine in self.questions.values() if part in mine) for run in asks},
+        )
+
+
+def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[list[_Found], list[str]]:
+    """Put all parts into one message to each node.  -> what each has brought, what went wrong
+
+    `enough` is how many clients will do; None waits for all.
+    """
+    engine, message = parts[0].engine, _Message(parts)
+    link, patience = engine.link, engine.link.timeout
+    if isinstance(engine.participation, Deadline):
+        patience = min(patience, engine.participation.seconds)
+    batches = {name: Batch(tuple(mine.values())) for name, mine in message.questions.items()}
+    sizes = {name: sum(len(group.get(name, ())) for group in message.groups) for name in batches}
+    called = link.call(batches, sizes, sum(sizes.values()) if enough is None else enough, message.check, patience)
+    found = [message.found(i, called.answers) for i in range(len(parts))]
+    for part, got in zip(parts, found, strict=True):
+        for run, ask in part.asks.items():
+            bad = spoiled(ask, got.pieces[run], stacks=stacks)
+            called.failed |= {n: f"is refused: {why}" for n, why in bad.items()}
+    used = {name: reply for name, reply in called.answers.items() if name not in called.failed}
+    events = [f"node '{name}' {why}" for name, why in sorted(called.failed.items())]
+    for name in sorted(used):
+        events += message.accept(used[name])
+    for event in events:
+        warnings.warn(event, NodeWarning, stacklevel=2)
+    return [message.found(i, used) for i in range(len(parts))], events
+
+
+def _addressees(request: Request) -> Tensor:
+    """Everyone, or those whom the asks name."""
+    to = next(iter(request.asks.values())).to
+    return torch.arange(request.engine.rows.n_clients) if to is None else to
 
 
 def _sent(ask: Ask) -> int:

@@ -15,7 +15,7 @@ from coterie.engines.flower.messages import State
 from coterie.errors import RunError
 from coterie.protocol import Tensors
 
-__all__ = ["PrivateFiles", "same"]
+__all__ = ["Private", "PrivateFiles", "same"]
 
 _RUNS = 3  # whose state a node keeps: another run may be under way
 _FORBIDDEN = set("/\\. \0")

@@ -60,7 +60,7 @@ class _Driven:
         total = min(rounds, _COUNTING) if phase.startswith("choose") else rounds  # candidates are not led to the end
         done = self.session.run(phase, rows, programs, state, total)
         self.rounds[phase] = done.rounds
-        return done.states, self.session.engine(rows).revealed(range(len(programs)), REVEALED)
+        return done.states, self.session.revealed(rows, range(len(programs)), REVEALED)
 
 
 def train_mixture(session: Session, clients: Clients, given: Given) -> Fitted:

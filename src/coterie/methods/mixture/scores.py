@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.methods.base import Score
-from coterie.methods.baselines import target_variance
+from coterie.methods.measuring import target_variance
 from coterie.methods.mixture.model import Mixtures
 from coterie.methods.session import Session
 from coterie.models.mixtures import Regression

@@ -273,12 +273,17 @@ def judge_personal_ask(model: Model, theta: Tensor, parts: Split) -> Ask:
 # -- on the client ----------------------------------------------------------------------------------------------------
 def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit the personal part of clients who have none to their rows, with the shared part fixed."""
-    own = private["personal"]  # [S, C, P - Q]
+    own, new = private["personal"], private["visits"] == 0  # [S, C, P - Q], [S, C]
+    at = new.any(0).nonzero()[:, 0]
+    if not len(at):
+        return {}, {"personal": own}
     _, fitted = train_part(
-        shared["model"], shared["split"], "personal", shared["theta"][:, None], own, data, shared["step_size"],
-        shared["training"], shared["key"],
+        shared["model"], shared["split"], "personal", shared["theta"][:, None], own[:, at], data.clients(at),
+        shared["step_size"], shared["training"], shared["key"],
     )  # fmt: skip
-    return {}, {"personal": torch.where(private["visits"][..., None] > 0, own, fitted)}
+    own = own.clone()
+    own[:, at] = torch.where(new[:, at, None], fitted, own[:, at])
+    return {}, {"personal": own}
 
 
 def judge_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:

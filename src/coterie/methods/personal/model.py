@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms.fine_tuning import fine_tuning, tuning_ask
+from coterie.algorithms.fine_tuning import tuning_ask
 from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
@@ -24,12 +23,13 @@ from coterie.local import Training, own_outputs
 from coterie.methods.base import Fitted
 from coterie.methods.personal.measure import Fit, fit_personal_ask, judge_personal_ask
 from coterie.methods.run_tables import rounds_table
-from coterie.methods.session import Session
+from coterie.methods.session import On, Session
 from coterie.methods.stored import describe, model_from, scaling_from, scaling_record
 from coterie.models import Model, split
+from coterie.protocol import Ask
 from coterie.report.numbers import decimals_for
 
-__all__ = ["Adopted", "Fitting", "Personal", "own_parts", "trained"]
+__all__ = ["Adopted", "Fitting", "Personal", "begun", "copied", "trained"]
 
 _COMMON = "models/models.safetensors"  # what a newcomer needs
 _CLIENTS = "models/clients.safetensors"  # what is each client's own
@@ -64,8 +64,8 @@ class Fitting(Protocol):
     def start(self) -> Tensor:
         """[P] the model of a client that has shown nothing."""
 
-    def fitted(self, rows: Ragged, session: Session | None = None) -> Tensor | RemoteState:
-        """Models of clients from their labelled rows.  [C, P]"""
+    def ask(self) -> Ask:
+        """Ask clients to make models of their labelled rows, and to keep them as private `theta`."""
 
     def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All of it, as tensors and words."""
@@ -146,39 +146,47 @@ class Personal:
         assert isinstance(own, Tensor)  # the rows are here
         return own
 
-    def adapted(
-        self, rows: Ragged, kept: RemoteState | None = None, session: Session | None = None
-    ) -> Tensor | RemoteState:
-        """Personal parts from rows that may be elsewhere; who has one already, `kept` there, keeps it.  [C, ...]"""
-        fit = self.fit
-        if not isinstance(fit, Fit):
-            return fit.fitted(rows, session)
-        session = session or Session()
-        engine = session.engine(rows, asks=True)
-        if self.layers:
-            session.ask(rows, fit_personal_ask(self.model, self.theta, split(self.model, self.layers), fit), kept)
-            return own_parts(engine.private, "personal")
-        tune = partial(
-            fine_tuning, model=self.model, theta=self.theta, step_size=fit.step_size, seed=fit.seed,
-            training=fit.training,
-        )  # fmt: skip
-        if kept is None:
-            engine.run([tune])
-        else:
-            ask = tuning_ask(self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new=True)
-            session.ask(rows, ask, kept)
-        return own_parts(engine.private, "theta")
+    def adapted(self, rows: Ragged, kept: Any = None, session: Session | None = None) -> Tensor | RemoteState:
+        """Personal parts from rows that may be elsewhere; who has one already, as `kept` says, keeps it.  [C, ...]"""
+        part = On(rows, {0: self.learn_ask(kept)}, kept)
+        return self.parts_in((session or Session()).exchange([part])[0].private)
 
     def measured(self, rows: Ragged, own: Tensor | RemoteState, session: Session | None = None) -> Measured:
         """Judge clients on rows, each with its personal part.  own [C, ...]"""
-        name = "personal" if self.layers else "theta"
-        private = (
-            own if isinstance(own, RemoteState) else {0: {name: own.clone()}}
+        kept = (
+            own if isinstance(own, RemoteState) else {0: {self._field: own.clone()}}
         )  # measuring writes back what it read
-        ask = measure_own_ask(self.model)
+        return Measured(**(session or Session()).ask(rows, self.judge_ask(), kept).values)
+
+    def learn_ask(self, kept: Any = None) -> Ask:
+        """Ask clients to fit a part of their own; who has one already, as `kept` says of run 0, keeps it."""
+        fit = self.fit
+        if not isinstance(fit, Fit):
+            return fit.ask()
         if self.layers:
-            ask = judge_personal_ask(self.model, self.theta, split(self.model, self.layers))
-        return Measured(**(session or Session()).ask(rows, ask, private).values)
+            return fit_personal_ask(self.model, self.theta, split(self.model, self.layers), fit)
+        fields = kept.fields if isinstance(kept, RemoteState) else kept or {}
+        return tuning_ask(
+            self.model, self.theta, fit.step_size, fit.seed, fit.training, only_new="visits" in fields.get(0, {})
+        )
+
+    def judge_ask(self) -> Ask:
+        """Ask clients how well their models serve them; make a `Measured` of the values."""
+        if self.layers:
+            return judge_personal_ask(self.model, self.theta, split(self.model, self.layers))
+        return measure_own_ask(self.model)
+
+    def parts_in(self, private: Any) -> Tensor | RemoteState:
+        """The personal parts in what clients keep of run 0, or where they keep them."""
+        if isinstance(private, RemoteState):
+            return private
+        found: Tensor = private[0][self._field]
+        return found
+
+    @property
+    def _field(self) -> str:
+        """What clients call their own part."""
+        return "personal" if self.layers else "theta"
 
     def outputs(self, rows: Ragged, own: Tensor) -> Tensor:
         """What every row's client makes of it, in the order of storage.  own [C, ...] -> [N, O]"""
@@ -268,9 +276,12 @@ class Personal:
         return {"theta": self.theta}
 
 
-def own_parts(private: RemoteState | Mapping[int, Mapping[str, Tensor]], name: str) -> Tensor | RemoteState:
-    """What clients keep under a name, or where they keep it."""
-    return private if isinstance(private, RemoteState) else private[0][name]
+def begun(
+    model: Model, layers: tuple[str, ...], theta: Tensor, names: np.ndarray, fit: Fit, scaling: Scaling
+) -> Personal:
+    """Put together what training left with the server: as if no client had a part of its own yet."""
+    fit = fit if layers else replace(fit, start=theta)
+    return Personal(model, layers, theta, names, fit.start.expand(len(names), -1), fit, scaling)
 
 
 def trained(
@@ -282,17 +293,13 @@ def trained(
     A client that was never visited, and every client where training leaves nothing with them, fits its part to its training
     rows, beside the private state, which stays as it is.
     """
-    if not layers:
-        fit = replace(fit, start=theta)
-    found = Personal(model, layers, theta, rows.names, fit.start.expand(rows.n_clients, -1), fit, scaling)
-    there = private.fields.get(0, {}) if isinstance(private, RemoteState) else private
-    if not layers and "visits" not in there:
-        return replace(found, own=found.adapted(rows, session=session))
+    found = begun(model, layers, theta, rows.names, fit, scaling)
+    kept = private if isinstance(private, RemoteState) else copied({0: private})
+    return replace(found, own=found.adapted(rows, kept, session))
+
+
+def copied(private: Any) -> Any:
+    """What clients keep of all runs, to be measured, which changes that of run 0: nodes keep what comes of it beside it."""
     if isinstance(private, RemoteState):
-        return replace(found, own=found.adapted(rows, private, session))
-    own = private["personal" if layers else "theta"] if private else found.parts
-    new = private["visits"] == 0 if private else torch.ones(rows.n_clients, dtype=torch.bool)
-    if bool(new.any()):
-        own = own.clone()
-        own[new] = found.fitted(rows.only(np.flatnonzero(new.numpy())), session)
-    return replace(found, own=own)
+        return private
+    return {**private, 0: {name: value.clone() for name, value in private.get(0, {}).items()}}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From clients and options to personal models: prepare, train (in stages, by a clock), compare with baselines, measure."""
 
-from collections.abc import Callable, Generator
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +13,22 @@ from coterie.algorithms import averaging, srpfl
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
-from coterie.engines.chosen import AnyEngine
-from coterie.engines.drive import Program, Round
-from coterie.engines.private import RemoteState
+from coterie.engines.drive import Program, Round, Traffic
+from coterie.engines.engine_for import AnyEngine
+from coterie.evaluate import Measured
 from coterie.methods.base import Fitted, Given
-from coterie.methods.baselines import add_baselines, overall
-from coterie.methods.personal.model import Personal, trained
+from coterie.methods.baselines import measure_beside, run_beside
+from coterie.methods.measuring import Entry, overall
+from coterie.methods.personal.model import Personal, begun, copied
 from coterie.methods.personal.plan import Plan, check_plan, plan, prepare_personal
-from coterie.methods.personal.scores import measure_personal, spread
-from coterie.methods.session import Prepared, Session
+from coterie.methods.personal.scores import spread
+from coterie.methods.session import On, Prepared, Session
 from coterie.participation import Clock, WallClock, select_participants
-from coterie.protocol import Ask, Replies, Save
+from coterie.protocol import Ask, Lockstep, Save
 
 __all__ = ["check_personal", "train_personal"]
 
-_MEASURES = 50  # times that held-out rows are looked at on the way, about
-_FAR_MEASURES = 5  # where every look is two messages
+_LOOKS = 8  # at held-out rows on the way, at most: each is a message
 
 
 def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
@@ -36,14 +37,17 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     made = prepare_personal(session, clients, given.module)
     how = plan(options, made, clock)
     program, rounds = _measured(how, made, session), options.training.rounds
-    done = session.run("fit", made.rows, [program], how.state, rounds, policy=how.policy, clock=how.clock)
-    took_part = _took_part(session.engine(made.rows), how.question, done.rounds)  # before others run on these rows
-    found = _personal(how, made, session, done.states[0])
-    scores, per_client = measure_personal(session, made, how.title, found)
-    per_client |= took_part
-    if options.baselines:
-        add_baselines(session, made, scores, per_client)
     timed = how.clock is not None and not isinstance(how.clock, WallClock)
+    done, beside = run_beside(
+        session, made, program, how.state, rounds, policy=how.policy, clock=how.clock,
+        apart=timed or options.personal.stragglers != "none",
+    )  # fmt: skip
+    took_part = _took_part(session.engine(made.rows), how.question, done.rounds)  # before others run on these rows
+    found = _begun(how, made, done.states[0])
+    entry, kept = Entry(0, found.judge_ask(), found.learn_ask(beside.private)), copied(beside.private)
+    outcome, scores, per_client = measure_beside(session, made, entry, (options.method, how.title), beside, kept)
+    found = replace(found, own=found.parts_in(outcome.private))
+    per_client |= took_part
     extra = {
         "spread": spread(made, options.method, per_client),
         "virtual_time": done.rounds[-1].time if timed and done.rounds else None,
@@ -67,23 +71,24 @@ def _clock(clients: Clients, options: FitOptions, given: Given) -> Clock | None:
 def _measured(how: Plan, made: Prepared, session: Session) -> Program:
     """Look at held-out rows on the way, as clients would fare if training ended there; nothing is changed by it."""
     rounds = session.options.training.rounds
-    step = max(1, rounds // (_FAR_MEASURES if isinstance(made.rows, RemoteRows) else _MEASURES))
+    step = max(1, math.ceil(rounds / _LOOKS))
 
-    def judge(state: Any) -> dict[str, float]:
+    def judge(state: Any) -> dict[str, Any]:
         inner = _inner(state)
         if made.test is None or (inner.round % step and inner.round != rounds):
             return {}
-        found = _personal(how, made, session, state)
-        return {"test_metric": overall(made, found.measured(made.test, found.own, session))}
+        found, kept = _begun(how, made, state), copied(session.engine(made.rows).private)
+        learn = On(made.rows, {0: found.learn_ask(kept)}, kept)
+        traffic = Traffic()
+        _, got = session.exchange([learn, On(made.test, {0: found.judge_ask()}, after=0)], traffic)
+        return {"test_metric": overall(made, Measured(**got[0].values)), "traffic": vars(traffic)}
 
     return lambda state: _told(how.program(state), judge)
 
 
-def _told(
-    inner: Generator[Ask | Save, Replies | None, Any], judge: Callable[[Any], dict[str, float]]
-) -> Generator[Ask | Save, Replies | None, Any]:
+def _told(inner: Lockstep, judge: Callable[[Any], dict[str, Any]]) -> Lockstep:
     """Pass an algorithm on, and add to what a round says."""
-    replies: Replies | None = None
+    replies: Any = None
     while True:
         try:
             wanted = inner.send(replies)
@@ -99,10 +104,8 @@ def _inner(state: Any) -> averaging.State:
     return found
 
 
-def _personal(how: Plan, made: Prepared, session: Session, state: Any) -> Personal:
-    kept = session.engine(made.rows).private
-    private = kept if isinstance(kept, RemoteState) else kept.get(0, {})
-    return trained(made.model, how.layers, _inner(state).theta, private, made.rows, how.fit, made.scaling, session)
+def _begun(how: Plan, made: Prepared, state: Any) -> Personal:
+    return begun(made.model, how.layers, _inner(state).theta, made.rows.names, how.fit, made.scaling)
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------

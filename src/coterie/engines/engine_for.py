@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
-from coterie.engines.drive import Engine, Finished, Program
+from coterie.engines.drive import Engine, Finished, Program, Request
 from coterie.engines.in_process import InProcess
 from coterie.participation import Clock, Participation
 from coterie.protocol import Ask, Replies, Tensors
@@ -29,7 +29,7 @@ class AnyEngine(Engine, Protocol):
 
     @property
     def heard(self) -> Tensor | None:
-        """[M] answers of each client that counted; None where participation is drawn by key and can be drawn again."""
+        """[M] answers of each client to the first run; None where participation is drawn by key and can be drawn again."""
 
     def run(self, programs: Sequence[Program], **how: Any) -> Finished:
         """Run programs side by side: see `drive`."""
@@ -39,6 +39,9 @@ class AnyEngine(Engine, Protocol):
 
     def asks(self, asks: Mapping[int, Ask]) -> dict[int, Replies]:
         """Put several runs' questions to the same clients."""
+
+    def exchange(self, requests: Sequence[Request]) -> list[dict[int, Replies]]:
+        """Put questions on several sets of rows, each of its own engine of this kind, in one message."""
 
     def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
         """Private state of all clients (these fields of it), where a method says that it may be known.  [M, ...] each"""
