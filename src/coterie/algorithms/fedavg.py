@@ -185,7 +185,7 @@ def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {"loss": loss.to(torch.float64), "n": n}, {"theta": theta}
 
 
-@from_sums
+@from_sums  # rows that stand in for others lie where the draw for "validation" finds them
 def try_penalties(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Total loss on rows that a client holds out, of its ridge regression on the others with each penalty.  [S, C, L]"""
     model = shared["model"]
