@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from coterie.estimators.federated_mixture import *  # noqa: F403
     from coterie.estimators.loading import *  # noqa: F403
     from coterie.estimators.personal import *  # noqa: F403
+    from coterie.runs.summarise import summarise as summarise
     from coterie.selection import compare as compare
 
 _HERE = ("ConfigError", "CoterieError", "DataError", "RunError", "__version__")
 _ELSEWHERE = {
     "Clients": "data.clients", "compare": "selection", "from_arrays": "data.readers", "load": "estimators",
-    "read": "data.readers", "read_with": "data.readers",
+    "read": "data.readers", "read_with": "data.readers", "summarise": "runs.summarise",
 }  # fmt: skip
 _FORMER = ("Shrunk", "Representation")  # old names, which warn
 

@@ -46,7 +46,7 @@ class _Options(BaseModel):
 class DataOptions(_Options):
     """What is read, and what is held out."""
 
-    path: str | None = None
+    path: str | tuple[str, ...] | None = None  # several of site summaries
     client: str | None = None
     target: str | None = None
     features: tuple[str, ...] | None = None

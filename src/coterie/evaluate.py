@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.local import chosen, client_losses, outputs, own_outputs, worst_if_nan
 from coterie.models import Model, row_loss
-from coterie.protocol import Ask, Block, Stack, Sum, Tensors
+from coterie.protocol import Ask, Block, Stack, Sum, Tensors, from_sums
 
 __all__ = [
     "Labels",
@@ -49,7 +49,8 @@ class Placed:
     margin : Tensor
         [M] how much more the runner-up loses (0 when there is one model only).
     margin_error : Tensor
-        [M] standard error of the margin, from the rows' paired differences; infinite with fewer than two rows.
+        [M] standard error of the margin, from the rows' paired differences; infinite with fewer than two rows, and NaN
+        where rows are not known, but only their sums.
     rows : Tensor
         [M] rows that this rests on.
     """
@@ -62,10 +63,15 @@ class Placed:
 
     @property
     def certain(self) -> Tensor:
-        """[M] whether the margin is more than two standard errors: otherwise it is within noise."""
+        """[M] whether the margin is more than two standard errors: otherwise it is within noise, as far as that is known."""
         if self.losses.shape[1] == 1:
             return torch.ones_like(self.label, dtype=torch.bool)
-        return self.margin > 2 * self.margin_error
+        return (self.margin > 2 * self.margin_error) | self.margin_error.isnan()
+
+    @property
+    def knows_errors(self) -> bool:
+        """Whether margins have standard errors: sums of products alone do not tell them."""
+        return not bool(self.margin_error.isnan().all())
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ def target_ask(about: Tensor) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Compare all models on a client's rows."""
     model, theta = shared["model"], shared["theta"]  # [S, K, P]
@@ -158,22 +165,26 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     return reply, {"placed": label}
 
 
+@from_sums
 def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's given model on its rows."""
     scores = chosen(outputs(shared["model"], shared["theta"], data), each["label"])  # [S, C, N, O]
     return judged(shared["model"], scores, data), {}
 
 
+@from_sums
 def measure_placed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge the model that each client was placed at on its rows."""
     return measure(shared, {"label": private["placed"]}, {}, data)
 
 
+@from_sums
 def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's private model on its rows, and leave it as it is."""
     return judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
 
 
+@from_sums
 def target_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums over a client's targets."""
     y = data.target.to(torch.float64)

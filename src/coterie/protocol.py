@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ __all__ = [
     "Sum",
     "Tensors",
     "WeightedMean",
+    "from_sums",
     "one_run_at_a_time",
     "run_of",
     "slot",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 Tensors = dict[str, Tensor]
+_AnyStep = TypeVar("_AnyStep", bound=Callable[..., Any])
 
 _FEW = 32  # rows times clusters: up to here, multiplying zeros costs less than forming every client's value
 
@@ -523,6 +525,15 @@ class _Member:
             return
         self._several = isinstance(wanted, tuple)
         self.asks = wanted if isinstance(wanted, tuple) else (wanted,)
+
+
+def from_sums(step: _AnyStep) -> _AnyStep:
+    """Mark a client function that needs no more of rows, for linear regression, than counts, means and sums of products.
+
+    It may also be asked of rows that stand in for others with the same sums; what is not marked is refused there.
+    """
+    step.from_sums = True  # type: ignore[attr-defined]
+    return step
 
 
 def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:

@@ -68,6 +68,7 @@ def asked(*words: str, cwd: Path, **environment: str) -> tuple[int, str, str, se
         ("--version", coterie.__version__),
         ("fit --help", "--components"),
         ("compare --help", "--quick"),
+        ("summarise --help", "--few-shot"),
         ("data check --help", "--min-rows"),
         ("study", "srpfl-images"),
         ("study --help", "fedgrem-pendigits"),

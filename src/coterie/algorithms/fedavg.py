@@ -16,7 +16,7 @@ from coterie.algorithms.averaging import State, averaged
 from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves, worst_if_nan
 from coterie.local.least_squares import gram, ridge, solve_ridge
 from coterie.models import Dense, Model
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, from_sums
 
 __all__ = ["LocalState", "RidgeState", "State", "fedavg", "local_models", "local_ridge", "pooled_ridge"]
 
@@ -156,6 +156,7 @@ def local_ridge(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def train_shared(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[dict[str, Any], Tensors]:
@@ -170,6 +171,7 @@ def train_shared(
     return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
 
 
+@from_sums
 def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Go on training the client's own model, for one round or several."""
     model, theta = shared["model"], private["theta"]  # [S, C, P]
@@ -183,6 +185,7 @@ def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {"loss": loss.to(torch.float64), "n": n}, {"theta": theta}
 
 
+@from_sums  # rows that stand in for others lie where the draw for "validation" finds them
 def try_penalties(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Total loss on rows that a client holds out, of its ridge regression on the others with each penalty.  [S, C, L]"""
     model = shared["model"]
@@ -203,6 +206,7 @@ def _held_out(data: Block, key: Tensor, share: float) -> tuple[Block, Block]:
     )
 
 
+@from_sums
 def products(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums of products for exact ridge regression."""
     return {"gram": gram(shared["model"], data)[None], "n": data.n[None]}, {}

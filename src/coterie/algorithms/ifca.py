@@ -21,7 +21,19 @@ from coterie.algorithms.starts import Start, another_model, first_models
 from coterie.local import Training, chosen, client_losses, outputs, train, training_moves, worst_if_nan
 from coterie.local.parts import part_of
 from coterie.models import Dense, Model, named_layers
-from coterie.protocol import Ask, Block, ByCluster, ClusterSums, Replies, RowProduct, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import (
+    Ask,
+    Block,
+    ByCluster,
+    ClusterSums,
+    Replies,
+    RowProduct,
+    Save,
+    Sum,
+    Tensors,
+    WeightedMean,
+    from_sums,
+)
 
 __all__ = ["State", "assign_and_train", "ifca", "shared_parameters"]
 
@@ -219,6 +231,7 @@ def _relative_change(new: Tensor, old: Tensor) -> float:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def assign_and_train(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[dict[str, Any], Tensors]:

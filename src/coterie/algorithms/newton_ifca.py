@@ -21,7 +21,19 @@ from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Problem, curves, noise_level
 from coterie.algorithms.random_effects import OWN, fresh_model
 from coterie.local import worst_if_nan
-from coterie.protocol import Algorithm, Ask, Block, Fold, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
+from coterie.protocol import (
+    Algorithm,
+    Ask,
+    Block,
+    Fold,
+    Replies,
+    Save,
+    Stack,
+    Sum,
+    Tensors,
+    from_sums,
+    one_run_at_a_time,
+)
 
 __all__ = [
     "ByLabel", "Clusters", "State", "candidate_gain", "cluster_step", "judge_clusters", "judge_clusters_ask", "loss_gap",
@@ -228,6 +240,7 @@ def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 @one_run_at_a_time
 def cluster_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Take the model that serves best; answer with first and second derivatives there."""
@@ -261,6 +274,7 @@ def _objective(problem: Problem, loss: Tensor, n: Tensor, common: Tensor) -> Ten
     return 0.5 * (NOISE_ROWS + n) * (prior + 2 * loss).log() - 0.5 * NOISE_ROWS * prior.log()
 
 
+@from_sums
 @one_run_at_a_time
 def loss_gap(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """How much better its own model would serve a client than the best of those that there are."""
@@ -272,6 +286,7 @@ def loss_gap(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
     return {"gap": (values[0] - values[1])[:, 0].T}, kept
 
 
+@from_sums
 @one_run_at_a_time
 def candidate_gain(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """How much better a client would be served if a further model were there.  -> [C, F, L]"""
@@ -283,12 +298,14 @@ def candidate_gain(shared: dict[str, Any], each: Tensors, private: Tensors, data
     return {"gain": gain.movedim(2, 0)}, kept
 
 
+@from_sums
 @one_run_at_a_time
 def own_model(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """The client's own model, in every fit."""
     return {"theta": private[OWN]}, {}
 
 
+@from_sums
 @one_run_at_a_time
 def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Take the model that serves the training rows best, and judge it by the held-out ones."""

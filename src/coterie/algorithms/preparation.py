@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.local.monomials import monomials, n_monomials
 from coterie.models import Dense
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, from_sums
 
 __all__ = [
     "Scaling",
@@ -178,6 +178,7 @@ def steepness(model: Dense, bound: float) -> float:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Counts, sums and squares about a given centre of every column, missing values left out."""
     real = data.real.view(*data.real.shape, *(1,) * (data.x.dim() - 2))
@@ -202,6 +203,7 @@ def monomial_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {name: value[None] for name, value in reply.items()}, {}
 
 
+@from_sums
 def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Largest eigenvalue of each client's mean x x^T by power iteration, over every unit, to the 16th power."""
     x = _with_intercept(shared["model"], data)

@@ -17,7 +17,19 @@ from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
 from coterie.models import Dense
-from coterie.protocol import Algorithm, Ask, Block, Fold, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
+from coterie.protocol import (
+    Algorithm,
+    Ask,
+    Block,
+    Fold,
+    Replies,
+    Save,
+    Stack,
+    Sum,
+    Tensors,
+    from_sums,
+    one_run_at_a_time,
+)
 
 __all__ = [
     "OWN", "Kind", "Prior", "State", "adapt_effects", "adapt_effects_ask", "as_dense", "expect_effects", "fresh_model",
@@ -236,6 +248,7 @@ def _ask(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@from_sums
 @one_run_at_a_time
 def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """The E-step: moments of v_i, and the precision of the client's noise."""
@@ -270,6 +283,7 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
+@from_sums
 @one_run_at_a_time
 def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Make a model of the prior and of the client's training rows, and judge it by the held-out ones."""
@@ -283,6 +297,7 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return _by_client({"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v}), kept
 
 
+@from_sums
 @one_run_at_a_time
 def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Make a model of the prior and of the client's rows, and keep it: that of the last fit and the first setting."""

@@ -17,6 +17,7 @@ __all__ = [
     "Categorical",
     "Client",
     "Data",
+    "DataOrSites",
     "Exclude",
     "Hidden",
     "MinRows",
@@ -26,14 +27,23 @@ __all__ = [
     "Target",
     "TaskName",
     "TestSize",
+    "as_written",
     "data_tree",
     "free_folder",
     "given",
     "layer_sizes",
     "read_clients",
+    "stem_of",
 ]
 
 Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
+DataOrSites = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Parquet, CSV(.gz), a folder with one file per client, or site summaries: files (.json) or a folder of them.",
+        metavar="DATA",
+    ),
+]
 Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
 Target = Annotated[str | None, typer.Option(help="Column to predict.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
@@ -49,11 +59,21 @@ NewClients = Annotated[float | None, typer.Option(help="Share of the clients to 
 
 
 def data_tree(
-    data: Path | None, exclude: list[str] | None, categorical: list[str] | None, **said: Any
+    data: list[Path] | None, exclude: list[str] | None, categorical: list[str] | None, **said: Any
 ) -> dict[str, Any]:
     """The options of reading, as far as they were said."""
     columns = {"exclude": tuple(exclude or ()) or None, "categorical": tuple(categorical or ()) or None}
-    return {"path": None if data is None else str(data.resolve()), **columns, **said}
+    return {"path": None if data is None else as_written([one.resolve() for one in data]), **columns, **said}
+
+
+def as_written(data: list[Path]) -> str | tuple[str, ...]:
+    """One path, or those of several site summaries, as options have them."""
+    return str(data[0]) if len(data) == 1 else tuple(map(str, data))
+
+
+def stem_of(data: list[Path]) -> str:
+    """What a run on this data is called: like its file, or like the folder of several."""
+    return data[0].name.split(".")[0] if len(data) == 1 else data[0].resolve().parent.name
 
 
 def given(tree: dict[str, Any]) -> dict[str, Any]:

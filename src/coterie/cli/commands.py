@@ -15,9 +15,21 @@ import typer
 
 from coterie import __version__
 from coterie.cli import flower as flower_commands
-from coterie.cli.arguments import AsJson, Categorical, Client, Data, Exclude, Target, free_folder, read_clients
+from coterie.cli.arguments import (
+    AsJson,
+    Categorical,
+    Client,
+    Data,
+    DataOrSites,
+    Exclude,
+    Target,
+    free_folder,
+    read_clients,
+    stem_of,
+)
 from coterie.cli.compare import compare_command
 from coterie.cli.fit_options import Every, takes_fit_options
+from coterie.cli.summarise import summarise_command
 from coterie.errors import CoterieError
 from coterie.runs.screen import complain, err, progress, warn
 from coterie.studies import compare_commands as studies
@@ -38,6 +50,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(studies.app, name="study")
 app.add_typer(flower_commands.app, name="flower")
 app.command("compare")(compare_command)
+app.command("summarise")(summarise_command)
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Out = Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; CSV to stdout by default.")]
@@ -86,7 +99,7 @@ def demo_command(
 @app.command("fit")
 @takes_fit_options
 def fit_command(
-    data: Data,
+    data: DataOrSites,
     chosen: "FitOptions",
     out_: Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")] = None,
     every: Every = 1.0,
@@ -94,8 +107,7 @@ def fit_command(
 ) -> None:
     """Fit models to clients, compare with baselines, and write a run folder with a report."""
     clients = read_clients(chosen)
-    stem = data.name.split(".")[0]
-    _fit_into(out_ or free_folder(f"{stem}-{chosen.method}"), chosen, clients, every, as_json)
+    _fit_into(out_ or free_folder(f"{stem_of(data)}-{chosen.method}"), chosen, clients, every, as_json)
 
 
 @app.command("resume")

@@ -13,7 +13,7 @@ from coterie.cli.arguments import (
     AsJson,
     Categorical,
     Client,
-    Data,
+    DataOrSites,
     Exclude,
     Hidden,
     MinRows,
@@ -22,11 +22,13 @@ from coterie.cli.arguments import (
     Target,
     TaskName,
     TestSize,
+    as_written,
     data_tree,
     free_folder,
     given,
     layer_sizes,
     read_clients,
+    stem_of,
 )
 from coterie.runs.screen import err, progress, warn
 
@@ -38,7 +40,7 @@ __all__ = ["compare_command"]
 
 
 def compare_command(
-    data: Data,
+    data: DataOrSites,
     client: Client = None,
     target: Target = None,
     out_: Annotated[
@@ -67,13 +69,14 @@ def compare_command(
         test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
-    folder = out_ or free_folder(f"{data.name.split('.')[0]}-compare")
+    folder = out_ or free_folder(f"{stem_of(data)}-compare")
     check_free(folder)
     clients, read = _read(chosen, default=new_clients is None)
     if err.is_terminal:
         err.print(f"{clients!r}; seed {seed}")
     warn(clients.left_out())
-    named = read.data.model_copy(update={"path": str(data)})  # as it was called here, where the command will be run
+    path = as_written(data)  # as it was called here, where the command will be run
+    named = read.data.model_copy(update={"path": path})
     command = "coterie " + shlex.join(sys.argv[1:])
     with progress() as watch:
         done = compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch)
@@ -86,12 +89,20 @@ def compare_command(
 
 
 def _read(chosen: "FitOptions", *, default: bool) -> "tuple[Clients, FitOptions]":
-    """Read clients; of very few, none is held out unless that was asked for. What was done is said too."""
+    """Read clients; of very few, none is held out unless that was asked for. What was done is said too.
+
+    Nor is one where site summaries do not say what a client would show as a new one.
+    """
+    from coterie.data.sites import few_shot_of, site_files
     from coterie.selection.run import FEW
 
+    nobody = chosen.model_copy(update={"data": chosen.data.model_copy(update={"new_clients": 0.0})})
+    path = chosen.data.path
+    if default and path is not None and site_files(path) and few_shot_of(path) is None:
+        chosen = nobody
     clients = read_clients(chosen)
     held = 0 if clients.newcomers is None else clients.newcomers.n_clients
     if default and held and clients.n_clients + held < FEW:
-        chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"new_clients": 0.0})})
+        chosen = nobody
         clients = read_clients(chosen)
     return clients, chosen

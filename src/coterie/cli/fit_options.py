@@ -55,7 +55,7 @@ def takes_fit_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fit_options(
-    data: Path | None,
+    data: list[Path] | None,
     client: Client = None,
     target: Target = None,
     method: Annotated[

@@ -11,7 +11,7 @@ from coterie.data.ragged import Ragged
 from coterie.data.schema import Missing, Schema, Task
 from coterie.errors import ConfigError, DataError
 
-__all__ = ["Clients", "check_options", "held_out"]
+__all__ = ["Clients", "check_options", "held_out", "left_out"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,12 +56,7 @@ class Clients:
 
     def left_out(self) -> list[str]:
         """Say what was not used."""
-        said = []
-        if self.dropped_rows:
-            said.append(f"{self.dropped_rows} rows with missing values are left out")
-        if self.dropped_clients:
-            said.append(f"{self.dropped_clients} clients with too few rows are left out")
-        return said
+        return left_out(self.dropped_rows, self.dropped_clients)
 
     def fingerprint(self) -> str:
         """What tells one data set from another: its columns, its clients, and every value."""
@@ -83,6 +78,12 @@ class Clients:
         if self.schema.task != "none":
             parts.append(f"{self.schema.task} of '{self.schema.target}'")
         return f"Clients({', '.join(parts)})"
+
+
+def left_out(rows: int, clients: int) -> list[str]:
+    """Say how many rows, and how many clients, were not used."""
+    said = [f"{rows} rows with missing values are left out"] if rows else []
+    return said + ([f"{clients} clients with too few rows are left out"] if clients else [])
 
 
 def check_options(*, missing: str, task: str, test_size: float = 0.0, new_clients: float = 0.0) -> None:

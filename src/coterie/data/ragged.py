@@ -20,7 +20,7 @@ from torch import Tensor
 from coterie import keys as _keys
 from coterie.data.draws import First, Fold, Rule, Share
 from coterie.errors import DataError
-from coterie.protocol import Block
+from coterie.protocol import Block, Step
 
 __all__ = ["BLOCK_BYTES", "Change", "DiskRows", "Layout", "Ragged", "lots", "newcomers_below"]
 
@@ -210,6 +210,9 @@ class Ragged:
         """Tell where each stored row stands among rows that were given with these groups [N]."""
         number = np.searchsorted(self.names, np.asarray(groups, dtype=str))
         return np.argsort(self._place()[number], kind="stable")
+
+    def admit(self, step: Step) -> None:
+        """Refuse a client function that these rows cannot answer; rows themselves answer all."""
 
     # -- blocks -------------------------------------------------------------------------------------------------------
     def blocks(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read clients' rows from Parquet, CSV or arrays.
+"""Read clients' rows from Parquet, CSV or arrays, or what sites share in place of theirs.
 
 A file is read twice, a batch at a time: once to count rows, levels and classes, once to encode every row and write it
 to its place. So a file may be larger than memory: its rows then go to a temporary file.
@@ -19,6 +19,7 @@ from coterie.data.gather import gather, laid_out, scanned
 from coterie.data.roles import assign_roles, roles_of
 from coterie.data.scan import described
 from coterie.data.schema import Missing, Schema, Task
+from coterie.data.sites import read_sites, site_files
 from coterie.data.sources import Source, open_source
 from coterie.errors import ConfigError, DataError
 
@@ -28,7 +29,7 @@ _PRECISIONS = (torch.float16, torch.float32, torch.float64)
 
 
 def read(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     client: str | None = None,
     target: str | None = None,
@@ -49,8 +50,10 @@ def read(
 
     Parameters
     ----------
-    path : str or Path
+    path : str or Path, or several
         A Parquet or CSV file (``.parquet``, ``.csv``, ``.csv.gz``, ``.tsv``), or a folder with one such file a client.
+        Or site summaries, which `coterie summarise` writes: several files (``.json``), or a folder of them. Their columns,
+        seed and test rows are settled already.
     client : str, optional
         The column that names the client. In a folder whose files do not have it, the file names stand for it.
     target : str, optional
@@ -89,7 +92,13 @@ def read(
     """
     check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
     _check_rows(min_rows, dtype)
-    source = open_source(path, client)
+    if files := site_files(path):
+        return read_sites(
+            files, client=client, target=target, features=features, exclude=exclude, categorical=categorical,
+            missing=missing, task=task, min_rows=min_rows, test_size=test_size, new_clients=new_clients, seed=seed,
+            dtype=dtype,
+        )  # fmt: skip
+    source = open_source(path if isinstance(path, str | Path) else path[0], client)
     roles = assign_roles(
         source,
         target=target,

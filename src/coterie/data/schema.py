@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which columns a table has, and how its rows become numbers: all that a later file needs to be read the same way."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from coterie.data.values import MISSING, UNKNOWN, coded, name_of, numbers, plain
+from coterie.data.values import MISSING, UNKNOWN, coded, in_order, name_of, numbers, plain
 from coterie.errors import DataError
 
-__all__ = ["Column", "Missing", "Schema", "Task"]
+__all__ = ["Column", "Missing", "Schema", "Task", "disagreement", "joined"]
 
 Task = Literal["regression", "classification", "none"]
 Missing = Literal["error", "mean", "drop"]
@@ -130,6 +131,38 @@ class Schema(BaseModel):
             known = ", ".join(self.classes[:10])
             raise DataError(f"target '{self.target}' has a class '{stranger}' that is not known", f"known are: {known}")
         return label
+
+
+def disagreement(one: tuple[str, Schema], other: tuple[str, Schema]) -> tuple[str, str] | None:
+    """Say why rows of two owners (called so) do not go together, and the way out; levels and classes may differ."""
+    (first, a), (second, b) = one, other
+    for what in ("target", "task", "missing"):
+        if getattr(a, what) != getattr(b, what):
+            return (
+                f"{second} has {what} '{getattr(b, what)}' and {first} has '{getattr(a, what)}'",
+                "give both the same options, and --task where it cannot be guessed from few rows",
+            )
+    for left, right in zip(a.columns, b.columns, strict=False):
+        if (left.name, left.kind) != (right.name, right.kind):
+            return (
+                f"{second} has column '{right.name}' ({right.kind}) where {first} has '{left.name}' ({left.kind})",
+                "give both the same columns",
+            )
+    if len(a.columns) != len(b.columns):
+        counts = f"{second} has {len(b.columns)} columns and {first} has {len(a.columns)}"
+        return counts, "give both the same columns"
+    return None
+
+
+def joined(schemas: Sequence[Schema]) -> Schema:
+    """The schema with the levels and classes of all, which have the same columns."""
+    first = schemas[0]
+    columns = tuple(
+        column.model_copy(update={"levels": in_order({level for s in schemas for level in s.columns[i].levels})})
+        for i, column in enumerate(first.columns)
+    )
+    classes = in_order({name for schema in schemas for name in schema.classes})
+    return first.model_copy(update={"columns": columns, "classes": classes})
 
 
 def _column(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:

@@ -18,7 +18,7 @@ import pyarrow.parquet
 
 from coterie.errors import DataError
 
-__all__ = ["Source", "listed", "open_source", "similar"]
+__all__ = ["Source", "is_table", "listed", "open_source", "similar"]
 
 _PARQUET = (".parquet", ".pq")
 _DELIMITERS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
@@ -101,6 +101,11 @@ def listed(names: Sequence[str], most: int = 20) -> str:
     """Write some names in a row."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def is_table(path: Path) -> bool:
+    """Tell by its name whether a file is one that can be read."""
+    return _suffix(path) is not None
 
 
 def _suffix(path: Path) -> str | None:

@@ -66,6 +66,8 @@ class Worker:
         ids : Tensor
             The clients, ascending.
         """
+        for ask in asks.values():
+            self.rows.admit(ask.step)
         groups = [_Lockstep(slots, [asks[at] for at in slots]) for slots in _alike(asks)]
         if len(ids):
             with for_work(self.rows.numbers(ids)):

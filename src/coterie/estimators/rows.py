@@ -13,6 +13,7 @@ from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.readers import from_arrays
 from coterie.data.schema import Schema
+from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.data.values import name_of
 from coterie.errors import DataError
 
@@ -58,6 +59,8 @@ def as_rows(data: Any, y: Any, groups: Any, schema: Schema, *, alone: bool) -> R
 
 def in_given_order(made: np.ndarray, rows: Ragged, data: Any, groups: Any) -> np.ndarray:
     """Bring values of stored rows into the order of arrays, or, of a `Clients`, client after client.  [N, ...]"""
+    if isinstance(rows, StandIns):
+        raise needs_rows("a value for every row")
     if isinstance(data, Clients | Ragged):
         return np.asarray(made[np.argsort(rows.owners, kind="stable")])
     out = np.empty_like(made)

@@ -6,21 +6,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coterie.algorithms import fedavg
+from coterie.data.draws import VALIDATION
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
+from coterie.data.stand_ins import StandIns
 from coterie.engines.drive import Finished, Program
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, measure_placed_ask, place_ask
 from coterie.methods.base import Score
 from coterie.methods.measuring import Entry, Outcome, measure, metric, score
-from coterie.methods.session import VALIDATION, Prepared, Session, has_closed_form
+from coterie.methods.session import Prepared, Session, has_closed_form
 from coterie.models import Dense, Model
 from coterie.participation import Clock, Participation
-from coterie.protocol import Algorithm
+from coterie.protocol import Algorithm, Replies
 
-__all__ = ["Beside", "fedavg_program", "measure_beside", "measured_models", "placed", "run_beside"]
+__all__ = ["Beside", "as_placed", "fedavg_program", "measure_beside", "measured_models", "placed", "run_beside"]
 
 _LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 _LABELS = {"global": "one model for all", "local": "one model each"}
@@ -29,7 +32,13 @@ _GLOBAL = 1 << 9  # the run as which one model for all is measured; as such it h
 
 def placed(model: Model, theta: Tensor, rows: Ragged, session: Session | None = None) -> Placed:
     """Place clients among models theta [K, P] by the loss on their rows."""
-    return Placed(**(session or Session()).ask(rows, place_ask(model, theta)).values)
+    return as_placed((session or Session()).ask(rows, place_ask(model, theta)), rows)
+
+
+def as_placed(got: Replies, rows: Ragged) -> Placed:
+    """What clients said when they were placed by these rows; of rows made of sums, errors of margins are not known."""
+    found = Placed(**{name: value for name, value in got.values.items() if name != "metric"})
+    return replace(found, margin_error=found.margin_error * torch.nan) if isinstance(rows, StandIns) else found
 
 
 def measured_models(

@@ -114,7 +114,7 @@ class ClusterModels:
             "counted": fitted.extra.get("counted"),
             "cluster_sizes": self.sizes,
             "chosen_run": 0 if chosen is None else fitted.options.clusters.n_init,
-            "uncertain_clients": int((~self.placed.certain).sum()),
+            "uncertain_clients": int((~self.placed.certain).sum()) if self.placed.knows_errors else None,
             "profiles": self._profiles(fitted.schema),
             "anchors": None if self.descended is None else self.descended.anchors.tolist(),
         }
@@ -133,11 +133,12 @@ class ClusterModels:
     def clients(self, fitted: Fitted) -> dict[str, Any]:
         """Where clients belong, and a map of them."""
         x, y = _map(self.placed)
+        certain = {"certain": self.placed.certain.numpy()} if self.placed.knows_errors else {}
         return {
             "label": self.placed.label.numpy(),
             "margin": self.placed.margin.double().numpy(),
-            "margin_error": pa.array(self.placed.margin_error.double().tolist(), pa.float64()),
-            "certain": self.placed.certain.numpy(),
+            "margin_error": pa.array(self.placed.margin_error.double().tolist(), pa.float64(), from_pandas=True),
+            **certain,
             "map_x": x,
             "map_y": y,
         }

@@ -17,7 +17,7 @@ from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
 from coterie.evaluate import Measured, Placed, measure_placed_ask, place_ask
 from coterie.methods.base import Fitted, Given
-from coterie.methods.baselines import Beside, fedavg_program, measure_beside, run_beside
+from coterie.methods.baselines import Beside, as_placed, fedavg_program, measure_beside, run_beside
 from coterie.methods.choosing import best_start, first_bound, number_of_clusters
 from coterie.methods.cluster_models import ClusterModels, Descended
 from coterie.methods.measuring import Entry
@@ -48,7 +48,7 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     name = (options.method, _title(options, len(done.theta)))
     outcome, scores, per_client = measure_beside(session, made, _entry(made.model, done.theta), name, done.beside)
     assert outcome.learnt is not None
-    found = _placed(outcome.learnt)
+    found = as_placed(outcome.learnt, made.rows)
     models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)
     extra = {"chosen_run": done.chosen_run, "counted": done.counted}
     return Fitted(
@@ -61,10 +61,6 @@ def _entry(model: Model, theta: Tensor) -> Entry:
     learn = place_ask(model, theta)
     learn = replace(learn, fold={**learn.fold, "metric": Stack()})
     return Entry(0, measure_placed_ask(model, theta), learn, _measured)
-
-
-def _placed(got: Replies) -> Placed:
-    return Placed(**{name: value for name, value in got.values.items() if name != "metric"})
 
 
 def _measured(got: Replies) -> Measured:
@@ -236,6 +232,10 @@ def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
         return out
     if options.n_clusters is not None and len(theta) < options.n_clusters:
         out.append(f"found {len(theta)} clusters instead of {options.n_clusters}: too few clients can be anchors")
+    if len(theta) > 1 and not found.knows_errors:
+        out.append(
+            "how certain clusters are is not known: it takes rows, and site summaries hold sums of products only"
+        )
     unsure = int((~found.certain).sum())
     if unsure:
         out.append(f"uncertain cluster for {unsure} of {len(found.label)} clients: margin within two standard errors")

@@ -18,7 +18,7 @@ from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.config import options as default_options
 from coterie.data.clients import Clients
-from coterie.data.draws import Rule, Share
+from coterie.data.draws import SUPPORT, VALIDATION, Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
@@ -32,15 +32,13 @@ from coterie.participation import Clock, Everyone, Participation, Sampled
 from coterie.protocol import Ask, Replies, Tensors
 
 __all__ = [
-    "VALIDATION", "Answered", "On", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
+    "Answered", "On", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
     "newcomers", "prepare", "shown_and_judged",
 ]  # fmt: skip
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
 
 _EVERYONE = ("prepare", "step size", "one model each", "baselines", None)  # else a share of the clients takes part
-VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
-_SUPPORT = 0.5  # rows of a new client that place it; the others judge
 _READY = 12  # engines that are kept: rows are asked again and again
 
 
@@ -235,7 +233,7 @@ def shown_and_judged(rows: Ragged | None, rule: Rule, *, seed: int, purpose: str
 def newcomers(rows: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
     """Divide the rows of new clients by halves."""
     enough = None if rows is None else rows.at_least(2)  # nothing would be left of one row
-    return shown_and_judged(enough, Share(_SUPPORT), seed=seed, purpose="support")
+    return shown_and_judged(enough, Share(SUPPORT), seed=seed, purpose="support")
 
 
 def prepare(session: Session, clients: Clients, module: nn.Module | Model | None) -> Prepared:

@@ -131,6 +131,9 @@ def _facts(run: Run) -> list[Fact]:
     for name, words in told:
         if info.get(name):
             facts.append(Fact(name.replace("_", " "), count(len(info[name])), words))
+    messages = number(info.get("messages"))
+    if messages:
+        facts.append(Fact("messages", count(int(messages)), "in each, every client is asked once"))
     return [*facts, Fact("took", human_seconds(number(info.get("seconds"))))]
 
 

@@ -233,7 +233,7 @@ def margins(run: Run) -> Figure | None:
     )
     keys = [Key("clear", "plain", "dot"), Key("too close to call", "bad", "dot")] if certain is not None else []
     note = "How much higher the loss is under the second-best cluster."
-    if error is not None:
+    if error is not None and np.isfinite(error).any():
         note += " Whiskers: two standard errors either way."
     return figure("How clearly clients belong to their cluster", svg, keys, note + thinned(len(keep), there))
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Column, Table
 
 from coterie.data.check import Findings
+from coterie.engines.drive import Traffic
 from coterie.methods.base import Fitted, Score
 from coterie.report.numbers import decimals_for, human_bytes
 from coterie.runs.screen import out
@@ -42,10 +43,15 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     out.print(_score_table(scores, columns), soft_wrap=False)
     for said in fitted.models.remarks(fitted):
         out.print(said)
-    if (sent := fitted.traffic) is not None:
-        out.print(f"{sent.messages} messages, {human_bytes(sent.bytes_up)} up, {human_bytes(sent.bytes_down)} down")
+    if fitted.traffic is not None:
+        out.print(_sent(fitted.traffic))
     if "adjusted_rand" in more:
         out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
+
+
+def _sent(traffic: Traffic) -> str:
+    up, down = human_bytes(traffic.bytes_up), human_bytes(traffic.bytes_down)
+    return f"{traffic.messages} messages, {up} up, {down} down"
 
 
 def show_comparison(found: Comparison, fit: str | None) -> None:
@@ -56,6 +62,7 @@ def show_comparison(found: Comparison, fit: str | None) -> None:
     what = f"{metric_name(found.metric)}, mean over clients ± standard error"
     out.print(f"{what}; gain over {one_for_all(found)} in nats per row")
     out.print(_comparison_table(found), soft_wrap=False)
+    out.print(_sent(found.traffic))
     for text in said.doubts:
         out.print(f"note: {text}")
     out.print("next: " + (fit or f"there is no `coterie fit` for {found[found.chosen].label} yet"))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from coterie.config import FitOptions, options
+from coterie.engines.drive import Traffic
 from coterie.methods.linear.structures import ORDER, Setting
 from coterie.select import Difference
 
@@ -118,6 +119,7 @@ class Comparison:
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()  # clients that did not answer, and are left out
+    traffic: Traffic = field(default_factory=Traffic)
 
     def __getitem__(self, name: str) -> Structure:
         return next(one for one in self.structures if one.name == name)
@@ -137,6 +139,7 @@ class Comparison:
             "metric": self.metric,
             "seed": self.seed,
             "seconds": self.seconds,
+            **vars(self.traffic),
             "protocol": self.settings,
             "n_clients": len(self.names),
             "n_judged": int(self.judged.sum()),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from coterie.config import options
 from coterie.data.clients import Clients
+from coterie.data.stand_ins import StandIns
 from coterie.methods.linear.choice import Evidence, chosen
 from coterie.methods.linear.fitting import CLASSES, FOLDS, TOLERANCE, fitted, run
 from coterie.methods.linear.structures import ORDER, Effort, on_newcomers
@@ -26,6 +27,9 @@ FEW = 10  # clients: of fewer, none is held out
 
 _ROUNDS = (10, 30, 60)  # after which networks may be done
 _STARTS = 3  # of networks' groups, at most
+_NO_MIXTURE = (
+    "Mixtures within clients were not compared: they need rows, and site summaries hold sums of products only."
+)
 _QUICK = Effort(rounds=8, mixture_rounds=20, steps=10, starts=2, max_clusters=4, max_rank=4, max_components=2)
 
 
@@ -99,7 +103,9 @@ def compare(
         "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick, **most,
     }  # fmt: skip
     settings |= {"hidden": list(layers)} if layers else {}
-    return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began)
+    if isinstance(clients.train, StandIns):
+        made = replace(made, notes=(*made.notes, _NO_MIXTURE))
+    return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began, traffic=session.traffic)
 
 
 # -- new clients ------------------------------------------------------------------------------------------------------

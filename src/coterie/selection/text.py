@@ -197,7 +197,8 @@ def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: b
     """Write the command that fits a structure to the same data, quoted for a shell; None when there is none."""
     if advice.method is None or (data.path is None and not on_flower):
         return None
-    words = ["coterie", "flower", "run"] if on_flower else ["coterie", "fit", str(data.path)]
+    paths = (data.path,) if isinstance(data.path, str) else data.path or ()
+    words = ["coterie", "flower", "run"] if on_flower else ["coterie", "fit", *paths]
     for name, value in (("--client", data.client), ("--target", data.target)):
         words += [] if value is None else [name, value]
     words += _data_words(data)

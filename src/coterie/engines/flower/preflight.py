@@ -9,8 +9,7 @@ import torch
 
 from coterie.data.ragged import Layout
 from coterie.data.remote import Part, RemoteRows
-from coterie.data.schema import Column, Schema
-from coterie.data.values import in_order
+from coterie.data.schema import Schema, disagreement, joined
 from coterie.engines.flower import registry
 from coterie.engines.flower.messages import PROTOCOL, Introduction
 from coterie.errors import RunError
@@ -28,21 +27,14 @@ def agreed(nodes: Sequence[Introduction]) -> Schema:
     _check_names(nodes)
     schemas = [Schema.model_validate_json(node.schema) for node in nodes]
     for node, schema in zip(nodes, schemas, strict=True):
-        _check_schema(nodes[0].node, schemas[0], node.node, schema)
+        if said := disagreement((f"node '{nodes[0].node}'", schemas[0]), (f"node '{node.node}'", schema)):
+            raise RunError(*said)
         if ("test" in node.counts) != ("test" in nodes[0].counts):
             raise RunError(
                 f"node '{node.node}' and node '{nodes[0].node}' differ: one has test rows of its own",
                 "let the server hold rows out everywhere, or give all nodes test rows",
             )
-    first = schemas[0]
-    columns = tuple(
-        first.columns[i].model_copy(
-            update={"levels": in_order({level for s in schemas for level in s.columns[i].levels})}
-        )
-        for i in range(len(first.columns))
-    )
-    classes = in_order({name for schema in schemas for name in schema.classes})
-    merged = first.model_copy(update={"columns": columns, "classes": classes})
+    merged = joined(schemas)
     _check_rows(nodes, schemas, merged)
     return merged
 
@@ -83,32 +75,6 @@ def _check_names(nodes: Sequence[Introduction]) -> None:
                     "give clients distinct names; a client's rows lie on one node",
                 )
             seen[client] = node.node
-
-
-def _check_schema(first: str, a: Schema, other: str, b: Schema) -> None:
-    for what in ("target", "task", "missing"):
-        if getattr(a, what) != getattr(b, what):
-            raise RunError(
-                f"node '{other}' has {what} '{getattr(b, what)}' and node '{first}' has '{getattr(a, what)}'",
-                "give all nodes the same options, and --task where it cannot be guessed from few rows",
-            )
-    for one, two in zip(_columns(a), _columns(b), strict=False):
-        if one != two:
-            raise RunError(
-                f"node '{other}' has column {two} where node '{first}' has {one}", "give all nodes the same columns"
-            )
-    if len(a.columns) != len(b.columns):
-        raise RunError(
-            f"node '{other}' has {len(b.columns)} columns and node '{first}' has {len(a.columns)}",
-            "give all nodes the same columns",
-        )
-
-
-def _columns(schema: Schema) -> list[str]:
-    def said(column: Column) -> str:
-        return f"'{column.name}' ({column.kind})"
-
-    return [said(column) for column in schema.columns]
 
 
 def _check_rows(nodes: Sequence[Introduction], schemas: Sequence[Schema], merged: Schema) -> None:

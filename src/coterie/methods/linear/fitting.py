@@ -11,6 +11,7 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.random_effects import Prior
+from coterie.data.draws import FOLDS
 from coterie.data.ragged import Ragged
 from coterie.methods.linear.choice import chosen
 from coterie.methods.linear.structures import (
@@ -32,7 +33,6 @@ from coterie.protocol import Lockstep, together
 
 __all__ = ["CLASSES", "FOLDS", "TOLERANCE", "chosen_setting", "fitted", "run"]
 
-FOLDS = 5
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
 CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
 _MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most

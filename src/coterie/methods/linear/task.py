@@ -14,6 +14,7 @@ from coterie.data.clients import Clients
 from coterie.data.draws import First
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
+from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.errors import ConfigError, DataError
 from coterie.methods.linear.structures import ORDER
 from coterie.methods.session import Session, learnt_scaling, shown_and_judged
@@ -72,6 +73,11 @@ def checked(
     for name in wanted:
         if name not in ORDER:
             raise ConfigError(f"there is no structure '{name}'", f"choose among {', '.join(ORDER)}")
+    summaries = isinstance(clients.train, StandIns)
+    if summaries and hidden:
+        raise needs_rows("a network")
+    if summaries and structures is not None and "mixture" in structures:
+        raise needs_rows("the structure 'mixture'")
     if folds < 2:
         raise ConfigError(f"folds is {folds}", "cross-validation needs at least 2 folds")
     if few_shot < 1:
@@ -92,5 +98,5 @@ def checked(
             f"{enough} of {clients.n_clients} clients have {folds} training rows, and cross-validation needs 2 such clients",
             "lower folds, or hold out fewer rows",
         )
-    left_out = ("mixture",) if hidden else ()
+    left_out = ("mixture",) if hidden or summaries else ()
     return tuple(name for name in ORDER if (name in wanted or name == "global") and name not in left_out)
