@@ -17,7 +17,7 @@ from flwr.simulation import run_simulation
 
 import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.engines.checkpoint import save_tensors
-from coterie.engines.chosen import engine_for
+from coterie.engines.engine_for import engine_for
 from coterie.engines.flower.connect import connect
 from helpers import state_tensors
 

@@ -43,9 +43,10 @@ from coterie.methods.mixture.fit import PRESETS
 from coterie.methods.personal.plan import algorithm_of, called
 from coterie.models import Dense, Model, Network, linear_regression, softmax_regression
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
+from coterie.option_fields import options_in
 from coterie.participation import Participants
 from coterie.protocol import Algorithm, Ask, Block
-from coterie.registry import METHODS, Method, options_in
+from coterie.registry import METHODS, Method
 
 Program = Callable[[Any], Algorithm]
 COUNTS = (5, 0, 7, 12, 7, 1, 9, 7, 4, 12)  # rows by client: unequal, some alike, one client with none and one with one

@@ -12,8 +12,9 @@ from coterie.estimators import Estimator
 from coterie.local import Training
 from coterie.methods.personal.plan import algorithm_of, called
 from coterie.models import mlp
+from coterie.option_fields import options_in
 from coterie.protocol import Ask, Stack
-from coterie.registry import METHODS, Method, options_in
+from coterie.registry import METHODS, Method
 
 __all__ = ["page"]
 

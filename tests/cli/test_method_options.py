@@ -11,7 +11,8 @@ from coterie.config import FitOptions, check_options, options
 from coterie.errors import ConfigError
 from coterie.methods.base import Fitted
 from coterie.methods.families import FAMILIES
-from coterie.registry import METHODS, options_in, takers
+from coterie.option_fields import options_in
+from coterie.registry import METHODS, takers
 
 GROUPS = ("model", "training", "clusters", "moments", "mixture", "personal", "prior")
 

@@ -21,9 +21,10 @@ from coterie.config import options
 from coterie.data.clients import held_out
 from coterie.data.ragged import Ragged
 from coterie.engines.checkpoint import load_tensors
-from coterie.engines.chosen import engine_for
+from coterie.engines.engine_for import engine_for
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.registry import register_named
+from coterie.engines.flower.wire import tensors_in
 from coterie.engines.in_process import InProcess
 from coterie.methods.cluster_models import ClusterModels
 from coterie.methods.fit import fit
@@ -46,17 +47,16 @@ register_named("laplace", LAPLACE)
 def arrays(grid: MemoryGrid) -> Iterator[Tensor]:
     """All arrays of all messages."""
     for message in (*grid.sent, *grid.replied):
-        for array in message.content["coterie-arrays"].values():
-            yield torch.from_numpy(array.numpy())
+        yield from tensors_in(message.content).values()
 
 
 def assert_no_row_in(grid: MemoryGrid, rows: Ragged) -> None:
     """No array holds a row, in any precision, nor is any as large as the rows of a node."""
     assert isinstance(rows.x, Tensor)
     forbidden = {row.to(kind).numpy().tobytes() for row in rows.x for kind in (torch.float64, torch.float32)}
-    replies = [a for message in grid.replied for a in message.content["coterie-arrays"].values()]
+    replies = [tensor for message in grid.replied for tensor in tensors_in(message.content).values()]
     least = min(int(rows.counts[i::4].sum()) for i in range(4)) * rows.x.shape[1]
-    assert max(int(np.prod(a.shape)) for a in replies) < least
+    assert max(tensor.numel() for tensor in replies) < least
     width = {len(word) for word in forbidden}
     for array in arrays(grid):
         data = array.contiguous().numpy().tobytes()
@@ -180,7 +180,7 @@ def test_a_comparison_of_clients_elsewhere_finds_what_it_finds_here(classes: int
             wanted = getattr(theirs, name)
             assert wanted is None or np.allclose(getattr(ours, name), wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
     assert np.array_equal(far.names, here.names)
-    sizes = [a.shape for message in grid.replied for a in message.content["coterie-arrays"].values()]
+    sizes = [tensor.shape for message in grid.replied for tensor in tensors_in(message.content).values()]
     assert all(not shape or shape[0] != rows.layout.n_rows for shape in sizes)
 
 

@@ -29,7 +29,8 @@ from coterie.errors import ConfigError, CoterieError, DataError
 from coterie.estimators import ESTIMATORS
 from coterie.estimators.base import options_of
 from coterie.methods.fit import fit
-from coterie.registry import METHODS, options_in
+from coterie.option_fields import options_in
+from coterie.registry import METHODS
 from coterie.runs.folder import begin_run, finish_run
 from planted import Planted, planted
 

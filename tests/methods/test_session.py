@@ -12,7 +12,7 @@ import coterie
 from coterie.algorithms.preparation import Scaling, learn_scaling
 from coterie.config import options
 from coterie.data.ragged import Ragged
-from coterie.engines.chosen import AnyEngine
+from coterie.engines.engine_for import AnyEngine
 from coterie.methods import session
 from coterie.methods.fit import fit
 from coterie.protocol import Algorithm

@@ -12,13 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from markupsafe import Markup
 
 from coterie.errors import RunError
+from coterie.registry import METHODS, FedAvgOptions, Method
 from coterie.report import write_report
 from coterie.report.client_plots import signed_bars, whiskers
 from coterie.report.columns import columns
 from coterie.report.numbers import byte_ticks, decimals_for, fixed, human_bytes, human_seconds, nice_ticks, plain_ticks
-from coterie.report.plots import Line, bars, dots, line_chart, scatter, stacked_area
+from coterie.report.plots import Line, dots, line_chart, scatter, stacked_area
+from coterie.report.run_folder import Run
+from coterie.report.section import Section
 from report_page import EVIL, edit, parse, section, words
 
 
@@ -352,6 +356,23 @@ def test_any_column_may_be_missing_or_null(folder: Path, name: str) -> None:
             parse(write_report(folder).read_text(encoding="utf-8"))
 
 
+def share_of_three(run: Run) -> Section | None:
+    """A section that is not the library's, as a method's entry names it."""
+    return Section("thirds", "Thirds", Markup("<p>{}</p>").format(EVIL)) if run.n_clients else None
+
+
+def test_a_method_brings_sections_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = f"{__name__}:share_of_three"
+    thirds = Method("thirds", "Thirds", "a third of each", "global", "clusters", FedAvgOptions, sections=(here,))
+    monkeypatch.setitem(METHODS, "thirds", thirds)
+    edit(folder, method="thirds")
+    page = write_report(folder).read_text(encoding="utf-8")
+    found = [attributes["id"] for tag, attributes in parse(page).tags if tag == "section"]
+    assert found == ["comparison", "thirds", "clients", "traffic", "events", "use", "settings"]
+    assert '<a href="#thirds">Thirds</a>' in page
+    assert words(section(page, "thirds")) == f"Thirds {EVIL}"
+
+
 def test_empty_tables_leave_their_sections_out(folder: Path) -> None:
     for name in ("rounds.parquet", "clients.parquet"):
         pq.write_table(pq.read_table(folder / name).slice(0, 0), folder / name)
@@ -395,25 +416,34 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-def test_standalone_plots_are_well_formed_files() -> None:
+def test_plots_are_well_formed() -> None:
     nan = math.nan
     plots = [
-        line_chart(
-            [Line([1, 2, 3], [1.0, nan, 3.0], EVIL, low=[0, nan, 2], high=[2, 3, nan])], title=EVIL, standalone=True
-        ),
-        line_chart([Line([1, 10, 100], [1e-6, 1.0, 1e3], "a")], log_x=True, log_y=True, standalone=True),
-        bars([EVIL * 3, "b"], [0.97, nan], low=[0.9, nan], high=[1.0, nan], strong=0, standalone=True),
-        dots(["a", EVIL], {"held-out": [0.1, 0.2], "train": [0.1, nan]}, standalone=True),
-        scatter([0.0, nan, 1.0], [1.0, 2.0, 3.0], groups=[0, 1, 17], titles=[EVIL] * 3, standalone=True),
-        stacked_area([1, 2, 3], [[1, 2, 3], [3, 2, 1]], names=[EVIL, "b"], standalone=True),
-        signed_bars([0.3, -0.2, nan], titles=[EVIL] * 3, standalone=True),
-        whiskers([0.3, 0.2, nan], [0.1, nan, 0.1], titles=[EVIL] * 3, standalone=True),
-        columns({EVIL: [0.3, nan, -0.1], "b": [1.0]}, title=EVIL, standalone=True),
+        line_chart([Line([1, 2, 3], [1.0, nan, 3.0], EVIL, low=[0, nan, 2], high=[2, 3, nan])], title=EVIL),
+        line_chart([Line([1, 10, 100], [1e-6, 1.0, 1e3], "a")], log_x=True, log_y=True),
+        dots(["a", EVIL * 3], {"held-out": [0.1, 0.2], "train": [0.1, nan]}),
+        scatter([0.0, nan, 1.0], [1.0, 2.0, 3.0], groups=[0, 1, 17], titles=[EVIL] * 3),
+        stacked_area([1, 2, 3], [[1, 2, 3], [3, 2, 1]], names=[EVIL, "b"]),
+        signed_bars([0.3, -0.2, nan], titles=[EVIL] * 3),
+        whiskers([0.3, 0.2, nan], [0.1, nan, 0.1], titles=[EVIL] * 3),
+        columns({EVIL: [0.3, nan, -0.1], "b": [1.0]}, title=EVIL),
     ]
     for plot in plots:
         root = ET.fromstring(plot)
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.tag == "svg"
         assert "nan" not in plot
+        assert root.find(".//script") is None
+
+
+def test_standalone_plots_are_files_with_title_and_legend() -> None:
+    for plot in (
+        line_chart([Line([1, 2], [1.0, 3.0], EVIL)], title=EVIL, standalone=True),
+        dots(["a"], {EVIL: [0.1], "train": [0.2]}, title=EVIL, standalone=True),
+    ):
+        root = ET.fromstring(plot)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        said = [part.text for part in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert said.count(EVIL) == 2
         assert root.find(".//{http://www.w3.org/2000/svg}script") is None
 
 

@@ -75,11 +75,24 @@ def test_the_spread_over_clients_is_written_with_common_decimals(run: Path) -> N
     [
         (["2"], "Layer 2 is personal; all clients share the others."),
         (["0", "1"], "Layers 0, 1 are personal; all clients share the others."),
-        ([], "Each client adapts a common model to its own rows."),
     ],
 )
 def test_what_is_a_clients_own_is_said(run: Path, layers: list[str], sentence: str) -> None:
     change(run, layers=layers)
+    assert sentence in words(section(page(run), "personal"))
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ("maml", "A model that each client fine-tunes in a few steps."),
+        ("local", "A linear model for each client alone."),
+        ("unknown", "Each client has a model of its own."),
+    ],
+)
+def test_methods_without_personal_layers_say_what_they_are(run: Path, method: str, sentence: str) -> None:
+    change(run, layers=[])
+    edit(run, method=method)
     assert sentence in words(section(page(run), "personal"))
 
 

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -109,24 +109,23 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 @app.command("predict")
 def predict_command(run: Run, data: Data, out_: Out = None) -> None:
     """Predict every row of DATA with its client's model: that of its cluster, its mixture, or its personal model."""
-    from coterie.cli.tables import check_ending, predicted, write_rows
-    from coterie.estimators import load
-
-    check_ending(out_)
-    table, said = predicted(load(run), data)
-    write_rows(table, out_)
-    warn(said)
+    _write("predicted", run, data, out_)
 
 
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None) -> None:
     """Assign clients, old or new, by their labelled rows: to clusters, mixture proportions, or personal models."""
-    from coterie.cli.tables import assigned, check_ending, write_rows
+    _write("assigned", run, data, out_)
+
+
+def _write(table: Literal["predicted", "assigned"], run: Path, data: Path, out_: Path | None) -> None:
+    """Write what a run's models make of rows."""
+    from coterie.cli import tables
     from coterie.estimators import load
 
-    check_ending(out_)
-    table, said = assigned(load(run), data)
-    write_rows(table, out_)
+    tables.check_ending(out_)
+    rows, said = getattr(tables, table)(load(run), data)
+    tables.write_rows(rows, out_)
     warn(said)
 
 

@@ -101,7 +101,7 @@ def _missing_faults(scan: Scan) -> Iterator[DataError]:
     if scan.roles.missing != "error" or not gaps:
         return
     name = max(gaps, key=lambda one: gaps[one])
-    others = f" (and {counted(len(gaps) - 1, 'other column')} have some)" if len(gaps) > 1 else ""
+    others = f" (also missing values in {counted(len(gaps) - 1, 'other column')})" if len(gaps) > 1 else ""
     yield DataError(
         f"column '{name}' has {counted(gaps[name], 'missing value')}{others}",
         "--missing mean (fill with the federated mean) or --missing drop (leave those rows out)",

@@ -2,6 +2,7 @@
 """What all estimators share: scikit-learn's manners around fitting, predicting and scoring."""
 
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_type_hints
 
@@ -21,9 +22,9 @@ from coterie.methods.fit import fit
 from coterie.methods.measuring import target_variance
 from coterie.methods.session import Watch
 from coterie.models import Model
-from coterie.registry import abouts, options_in, parameters
+from coterie.option_fields import abouts, options_in, parameters
 
-__all__ = ["ESTIMATORS", "Estimator", "estimator", "estimator_of", "options_of"]
+__all__ = ["ESTIMATORS", "Estimator", "Supervised", "estimator", "estimator_of", "options_of"]
 
 _Class = TypeVar("_Class", bound="Estimator")
 
@@ -43,7 +44,7 @@ def estimator(kind: type[_Class]) -> type[_Class]:
 
 
 @parameters
-class Estimator(BaseEstimator):  # type: ignore[misc]
+class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     """What all estimators share; what is special about a kind of models is in a few methods of a subclass."""
 
     method: ClassVar[str]  # what it is called in the options
@@ -53,8 +54,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     standardise: Annotated[bool, "whether columns are centred and scaled, from federated sums"] = True
     baselines: Annotated[bool, "whether one model for all and one model each are fitted too, for `scores_`"] = False
     random_state: Annotated[int, "seed of everything random"] = 0
-
-    model_: Model = field(init=False)
 
     def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
         """Fit to clients.
@@ -78,6 +77,43 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             if any(words in said for words in self.doubts):
                 warnings.warn(said, ConvergenceWarning, stacklevel=2)
         return self
+
+    @abstractmethod
+    def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
+        """Predict every row, in the order of the rows given."""
+
+    @abstractmethod
+    def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
+        """How well clients are served; the higher the better."""
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+    def _restore(self, found: Fitted, y: Any = None) -> None:
+        """Become what was fitted, now or in a finished run; y are the targets in arrays that were given."""
+        self.schema_, self.scaling_, self.client_names_ = found.schema, found.models.scaling, found.models.names
+        self.scores_ = {score.method: score for score in found.scores}
+        if self.task == "auto":
+            self.classes_ = classes_of(found.schema, y)
+        self._know(found)
+
+    @abstractmethod
+    def _know(self, found: Fitted) -> None:
+        """Take note of what this kind of models has."""
+
+    def _rows(self, data: Any, y: Any, groups: Any, *, alone: bool = False) -> Ragged:
+        """Take rows of known columns; `alone` says that their clients need not be named."""
+        if not hasattr(self, "schema_"):
+            raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
+        return as_rows(data, y, groups, self.schema_, alone=alone)
+
+
+@parameters
+class Supervised(Estimator):
+    """What estimators share where every client has a model of the target.
+
+    A kind of models says what makes a client's model, what that makes of rows, and how well it does.
+    """
+
+    model_: Model = field(init=False)
 
     def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
         """Predict every row, each client by its own model: a class name or a number, in the order of the rows given.
@@ -109,35 +145,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return rows.scaled(self.scaling_).to(self.model_.dtype)
 
     # -- inside -------------------------------------------------------------------------------------------------------
-    def _restore(self, found: Fitted, y: Any = None) -> None:
-        """Become what was fitted, now or in a finished run; y are the targets in arrays that were given."""
-        self.schema_, self.scaling_, self.client_names_ = found.schema, found.models.scaling, found.models.names
-        self.scores_ = {score.method: score for score in found.scores}
-        if self.task == "auto":
-            self.classes_ = classes_of(found.schema, y)
-        self._know(found)
-
-    def _know(self, found: Fitted) -> None:
-        """Take note of what this kind of models has."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _own(self, prepared: Ragged) -> Tensor:
         """[M, ...] what makes the model of each client: known from training, or found from its labelled rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _outputs(self, prepared: Ragged, own: Tensor) -> Tensor:
         """What every row's client makes of it, in the order of storage.  [N, O]"""
-        raise NotImplementedError
 
+    @abstractmethod
     def _measured(self, prepared: Ragged, own: Tensor) -> Measured:
         """How well clients are served."""
-        raise NotImplementedError
-
-    def _rows(self, data: Any, y: Any, groups: Any, *, alone: bool = False) -> Ragged:
-        """Take rows of known columns; `alone` says that their clients need not be named."""
-        if not hasattr(self, "schema_"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
-        return as_rows(data, y, groups, self.schema_, alone=alone)
 
 
 def options_of(made: Estimator) -> FitOptions:

@@ -10,20 +10,21 @@ from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
-from coterie.estimators.base import Estimator, estimator
+from coterie.estimators.base import Supervised, estimator
 from coterie.estimators.rows import labelled
 from coterie.evaluate import Measured, Placed
 from coterie.local import outputs
 from coterie.methods.base import Fitted
 from coterie.methods.baselines import measured_models, placed
 from coterie.models import Model
-from coterie.registry import FedAvgOptions, IFCAOptions, MomentDescentOptions, parameters
+from coterie.option_fields import parameters
+from coterie.registry import FedAvgOptions, IFCAOptions, MomentDescentOptions
 
 __all__ = ["IFCA", "FedAvg", "Federated", "MixedRegression"]
 
 
 @parameters
-class Federated(Estimator):
+class Federated(Supervised):
     """What estimators of K models with labels share."""
 
     doubts = ("are empty",)

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
-from coterie.estimators.base import Estimator, estimator
+from coterie.estimators.base import Supervised, estimator
 from coterie.estimators.rows import labelled
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
 from coterie.methods.personal.model import Adopted, Personal
 from coterie.models import Model
+from coterie.option_fields import Rounds, Stages, parameters
 from coterie.participation import Clock
 from coterie.registry import (
     DittoOptions,
@@ -23,11 +24,8 @@ from coterie.registry import (
     LocalOptions,
     MAMLOptions,
     RepresentationOptions,
-    Rounds,
     ShrunkOptions,
     SplitOptions,
-    Stages,
-    parameters,
 )
 
 __all__ = [
@@ -45,7 +43,7 @@ __all__ = [
 
 
 @parameters
-class Personalised(Estimator):
+class Personalised(Supervised):
     """What estimators of personal models share."""
 
     doubts = ("diverged", "training ended with")

@@ -22,8 +22,8 @@ from coterie.data.draws import Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
-from coterie.engines.chosen import AnyEngine, engine_for
 from coterie.engines.drive import Finished, Request, Round, Traffic
+from coterie.engines.engine_for import AnyEngine, engine_for
 from coterie.errors import ConfigError
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials

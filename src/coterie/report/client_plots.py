@@ -4,9 +4,9 @@
 import math
 from collections.abc import Sequence
 
-from coterie.report.frame import Key, Plot, escape, marker, n, svg
+from coterie.report.frame import Plot, escape, marker, n, svg
 from coterie.report.numbers import TickFormat, plain_ticks
-from coterie.report.plots import HEIGHT, WIDTH
+from coterie.report.plots import SIZE
 
 __all__ = ["FAR", "above_limit", "signed_bars", "whiskers"]
 
@@ -23,8 +23,6 @@ def signed_bars(
     title: str = "",
     y_form: TickFormat = plain_ticks,
     total: int | None = None,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
 ) -> str:
     """Draw one thin bar per value, largest first, coloured by sign.
 
@@ -38,7 +36,7 @@ def signed_bars(
         How many values there were before thinning: the x axis counts to it.
     """
     order = sorted((i for i in range(len(values)) if math.isfinite(values[i])), key=lambda i: -values[i])
-    plot = _sorted_plot(len(order), total, [values[i] for i in order], size, y_form)
+    plot = _sorted_plot(len(order), total, [values[i] for i in order], y_form)
     zero = plot.y.at(0.0)
     wide = (plot.x.stop - plot.x.start) / max(len(order), 1)
     one_by_one = titles is not None and len(order) <= MOST_TITLED
@@ -54,8 +52,7 @@ def signed_bars(
     for sign, parts in drawn.items():
         body.extend(parts if one_by_one else [f'<path class="bar {sign}" d="{"".join(parts)}"/>'])
     body.append(f'<path class="zero" d="M{n(plot.x.start)} {n(zero)}H{n(plot.x.stop)}"/>')
-    keys = [Key("better", "bar good"), Key("worse", "bar bad")]
-    return svg(body, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
+    return svg(body, size=SIZE, describe=title or y_label)
 
 
 def whiskers(
@@ -68,8 +65,6 @@ def whiskers(
     y_label: str = "",
     title: str = "",
     total: int | None = None,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
 ) -> str:
     """Draw sorted values, each with a whisker of its reach up and down; whiskers that leave the plot are cut off.
 
@@ -86,7 +81,7 @@ def whiskers(
     ends = sorted(v for i in order if math.isfinite(reach[i]) for v in (values[i] - reach[i], values[i] + reach[i]))
     spare = len(ends) // 50  # a few huge whiskers must not flatten the rest
     seen = [values[i] for i in order] + ends[spare : len(ends) - spare]
-    plot = _sorted_plot(len(order), total, seen, size, plain_ticks)
+    plot = _sorted_plot(len(order), total, seen)
     wide = (plot.x.stop - plot.x.start) / max(len(order), 1)
     radius = min(max(0.45 * wide, 1.5), 3.5)
     strokes: dict[str, list[str]] = {"plain": [], "bad": []}
@@ -103,8 +98,7 @@ def whiskers(
     body = plot.axes(x_label, y_label)
     body.extend(f'<path class="whisker {tone}" d="{"".join(parts)}"/>' for tone, parts in strokes.items() if parts)
     body.append(f'<path class="zero" d="M{n(plot.x.start)} {n(plot.y.at(0.0))}H{n(plot.x.stop)}"/>')
-    keys = [Key("clear", "plain", "dot"), Key("too close to call", "bad", "dot")]
-    return svg(body + marks, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
+    return svg(body + marks, size=SIZE, describe=title or y_label)
 
 
 def above_limit(
@@ -116,8 +110,6 @@ def above_limit(
     y_label: str = "",
     title: str = "",
     total: int | None = None,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
 ) -> str:
     """Draw sorted values and a limit; those above it stand out, and those far above it are triangles at the edge.
 
@@ -132,7 +124,7 @@ def above_limit(
     """
     order = sorted((i for i in range(len(values)) if values[i] > -math.inf), key=lambda i: values[i])
     far = FAR * limit
-    plot = _sorted_plot(len(order), total, [limit, *(min(values[i], far) for i in order)], size, plain_ticks)
+    plot = _sorted_plot(len(order), total, [limit, *(min(values[i], far) for i in order)])
     wide = (plot.x.stop - plot.x.start) / max(len(order), 1)
     radius = min(max(0.45 * wide, 1.5), 4.0)
     body = plot.axes(x_label, y_label)
@@ -141,13 +133,10 @@ def above_limit(
         x, y = plot.x.start + (place + 0.5) * wide, plot.y.at(min(values[i], far))
         tone, shape = "bad" if values[i] > limit else "plain", 2 if values[i] > far else 0
         body.append(marker(x, y, radius, f"{tone} solid", shape, None if titles is None else titles[i]))
-    keys = [Key("within the limit", "plain", "dot"), Key("above it", "bad", "dot")]
-    return svg(body, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
+    return svg(body, size=SIZE, describe=title or y_label)
 
 
-def _sorted_plot(
-    shown: int, total: int | None, values: Sequence[float], size: tuple[float, float], form: TickFormat
-) -> Plot:
+def _sorted_plot(shown: int, total: int | None, values: Sequence[float], y_form: TickFormat = plain_ticks) -> Plot:
     """Lay out axes for sorted values: x counts to the number before thinning, y includes zero."""
     x = [0, max(total or shown, 1)]
-    return Plot.fit(x, [0.0, *values], size=size, y_form=form, integer=(True, False), anchored=True)
+    return Plot.fit(x, [0.0, *values], size=SIZE, y_form=y_form, integer=(True, False), anchored=True)

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.report.frame import Key, Plot, escape, n, svg
-from coterie.report.numbers import TickFormat, decimals_for, fixed, plain_ticks
-from coterie.report.plots import HEIGHT, WIDTH
+from coterie.report.numbers import decimals_for, fixed
+from coterie.report.plots import SIZE
 
 __all__ = ["column_keys", "columns"]
 
@@ -17,9 +17,6 @@ def columns(
     x_label: str = "",
     y_label: str = "",
     title: str = "",
-    y_form: TickFormat = plain_ticks,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
 ) -> str:
     """Draw the first values of all series side by side, then the second ones, and so on, counted from 1 below.
 
@@ -30,7 +27,7 @@ def columns(
     """
     longest = max((len(values) for values in series.values()), default=0)
     every = [v for values in series.values() for v in values]
-    plot = Plot.fit([0.5, longest + 0.5], [0.0, *every], size=size, y_form=y_form, integer=(True, False), anchored=True)
+    plot = Plot.fit([0.5, longest + 0.5], [0.0, *every], size=SIZE, integer=(True, False), anchored=True)
     body = plot.axes(x_label, y_label)
     slot = (plot.x.stop - plot.x.start) / max(longest, 1)
     wide = 0.76 * slot / max(len(series), 1)
@@ -46,7 +43,7 @@ def columns(
                 f'<rect class="{key.classes}" x="{n(x)}" y="{n(min(y, zero))}" width="{n(wide)}" '
                 f'height="{n(abs(zero - y))}">{name}</rect>'
             )
-    return svg(body, size=size, describe=title or y_label, title=title, keys=column_keys(series), standalone=standalone)
+    return svg(body, size=SIZE, describe=title or y_label)
 
 
 def column_keys(names: Iterable[str]) -> list[Key]:

@@ -12,11 +12,10 @@ from coterie.errors import RunError
 from coterie.registry import METHODS
 from coterie.report import figures, tables
 from coterie.report.client_plots import signed_bars
-from coterie.report.figures import MOST_MARKS, Figure, evenly, figure, thinned
-from coterie.report.frame import Key
+from coterie.report.figures import Figure, figure, thinned
 from coterie.report.intervals import intervals
 from coterie.report.numbers import NONE, count, decimals_for, fixed, human_seconds, percent_ticks
-from coterie.report.page import page_parts, rendered, write_page
+from coterie.report.page import page, write_page
 from coterie.report.plots import Line, line_chart
 from coterie.report.run_folder import Metric, Run, number, read_table
 from coterie.report.summary import Fact, started
@@ -53,7 +52,7 @@ def write_comparison_report(folder: Path, *, name: str | None = None) -> Path:
         What the folder is called on the page, when it is about to be renamed.
     """
     run = _read(folder, name)
-    return write_page(folder, rendered("comparison.html.j2", _context(run)))
+    return write_page(folder, page("comparison.html.j2", **_context(run)))
 
 
 def _read(folder: Path, name: str | None) -> Run:
@@ -98,7 +97,6 @@ def _context(run: Run) -> dict[str, Any]:
     info, rows = run.info, run.info["rows"]
     shown = Run(run.name, info, {}, {name: v for name, v in run.clients.items() if not name.startswith(_HIDDEN)})
     return {
-        **page_parts(),
         "run": run,
         "started": started(run),
         "answer": info["answer"],
@@ -199,23 +197,9 @@ def _gains(run: Run) -> Figure | None:
     gain = run.client_column("gain")
     if gain is None or run.info["chosen"] == "global":
         return None
-    there = np.flatnonzero(np.isfinite(gain))
-    order = there[np.argsort(-gain[there], kind="stable")]
-    keep = order[evenly(len(order), MOST_MARKS)]
-    names, decimals = run.clients["client"], decimals_for(gain[there].tolist())
-    title = f"Gain over one {run.noun} for all, client by client"
-    svg = signed_bars(
-        gain[keep].tolist(),
-        titles=[f"{names[i]}: {fixed(gain[i], decimals)}" for i in keep],
-        x_label="clients, largest gain first",
-        y_label=_NATS,
-        title=title,
-        total=len(there),
-    )
-    better = count((gain[there] > 0).sum())
-    note = f"Better for {better} of {count(len(there))} clients on their own held-out rows."
-    keys = [Key("better", "bar good"), Key("worse", "bar bad")]
-    return figure(title, svg, keys, note + thinned(len(keep), len(there)))
+    there = gain[np.isfinite(gain)]
+    note = f"Better for {count((there > 0).sum())} of {count(len(there))} clients on their own held-out rows."
+    return figures.gain_bars(run, gain, _NATS, note)
 
 
 def _trials(one: Mapping[str, Any]) -> Figure | None:
@@ -248,9 +232,7 @@ def _agreement(run: Run) -> Figure | None:
     share = run.client_column("agreement")
     if share is None:
         return None
-    there = np.flatnonzero(np.isfinite(share))
-    order = there[np.argsort(-share[there], kind="stable")]
-    keep = order[evenly(len(order), MOST_MARKS)]
+    keep, there = figures.ranked(-share)
     names = run.clients["client"]
     title = "How often each client is in the same group"
     svg = signed_bars(
@@ -260,8 +242,8 @@ def _agreement(run: Run) -> Figure | None:
         y_label="share of the folds",
         title=title,
         y_form=percent_ticks,
-        total=len(there),
+        total=there,
     )
-    always = count((share[there] > 1 - 1e-9).sum())
-    note = f"Every fold finds groups again. Always in the same group: {always} of {count(len(there))} clients."
-    return figure(title, svg, (), note + thinned(len(keep), len(there)))
+    always = count((share > 1 - 1e-9).sum())
+    note = f"Every fold finds groups again. Always in the same group: {always} of {count(there)} clients."
+    return figure(title, svg, (), note + thinned(len(keep), there))

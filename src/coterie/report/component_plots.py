@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie.report.frame import N_COLOURS, Axis, Key, Plot, colour, escape, marker, n, svg
+from coterie.report.frame import N_COLOURS, Axis, Plot, colour, escape, marker, n, svg
 from coterie.report.numbers import TickFormat, decimals_for, fixed, plain_ticks
-from coterie.report.plots import HEIGHT, WIDTH, Line, drawn_line
+from coterie.report.plots import SIZE, Line, drawn_line
 
 __all__ = ["boxes", "candidates", "least_shown"]
 
@@ -26,8 +26,6 @@ def candidates(
     x_label: str = "",
     y_label: str = "",
     title: str = "",
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
 ) -> str:
     """Draw the score of each candidate, evenly spaced in their order, and mark the chosen one.
 
@@ -45,7 +43,7 @@ def candidates(
         A word under each name, empty for none.
     """
     floor = least_shown(scores, chosen)
-    plot = _with_slots(names, Plot.fit([0.0], [v for v in scores if v >= floor], size=size))
+    plot = _with_slots(names, Plot.fit([0.0], [v for v in scores if v >= floor], size=SIZE))
     places = [float(i) for i in range(len(names))]
     body = plot.axes("", y_label)
     notes = [((plot.x.start + plot.x.stop) / 2, x_label)]  # in the middle: words may stand under either end
@@ -59,8 +57,7 @@ def candidates(
             tone, radius = ("k0", 6.0) if i == chosen else ("plain", 3.5)
             text = f"{names[i]}: {fixed(score, decimals)}"
             body.append(marker(plot.x.at(i), plot.y.at(score), radius, tone, 0 if score >= floor else 2, text))
-    keys = [Key("chosen", "k0", "dot")]
-    return svg(body, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
+    return svg(body, size=SIZE, describe=title or y_label)
 
 
 def least_shown(scores: Sequence[float], chosen: int | None) -> float:
@@ -80,8 +77,6 @@ def boxes(
     y_label: str = "",
     title: str = "",
     y_form: TickFormat = plain_ticks,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
 ) -> str:
     """Draw how values spread in each group: a line from least to most, a box for the middle half, a bar at the median.
 
@@ -92,13 +87,13 @@ def boxes(
     """
     finite = [[v for v in group if math.isfinite(v)] for group in groups]
     every = [v for group in finite for v in group]
-    plot = _with_slots(range(len(groups)), Plot.fit([0.0], [0.0, *every], size=size, y_form=y_form, anchored=True))
+    plot = _with_slots(range(len(groups)), Plot.fit([0.0], [0.0, *every], size=SIZE, y_form=y_form, anchored=True))
     body = plot.axes(x_label, y_label)
     half = 0.3 * min((plot.x.stop - plot.x.start) / max(len(groups), 1), 60.0)
     for k, values in enumerate(finite):
         if values:
             body.extend(_box(plot, k, np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]).tolist(), half, y_form))
-    return svg(body, size=size, describe=title or y_label, title=title, standalone=standalone)
+    return svg(body, size=SIZE, describe=title or y_label)
 
 
 def _box(plot: Plot, k: int, quantiles: Sequence[float], half: float, form: TickFormat) -> list[str]:

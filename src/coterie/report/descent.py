@@ -2,29 +2,23 @@
 """Phase 1 of moment descent: how its anchors moved, what they saw, and what became of them."""
 
 import math
-from typing import NamedTuple
 
 from coterie.report.columns import column_keys, columns
 from coterie.report.figures import Figure, figure
 from coterie.report.frame import Key
 from coterie.report.plots import Line, cluster_keys, line_chart
 from coterie.report.run_folder import Run
+from coterie.report.section import Section, section
 
-__all__ = ["Descent", "descent"]
-
-
-class Descent(NamedTuple):
-    """What the report shows of Phase 1: figures, and sentences on what happened."""
-
-    figures: list[Figure]
-    events: list[str]
+__all__ = ["descent"]
 
 
-def descent(run: Run) -> Descent | None:
+def descent(run: Run) -> Section | None:
     """Lay Phase 1 out; None when the run has none."""
     if not run.descents:
         return None
-    return Descent([f for f in (_movement(run), _spectrum(run)) if f], _events(run))
+    figures = [f for f in (_movement(run), _spectrum(run)) if f]
+    return section("descent", "Moment descent", figures=figures, events=_events(run))
 
 
 def _movement(run: Run) -> Figure | None:

@@ -175,24 +175,26 @@ def gains(run: Run) -> Figure | None:
     if ours is None or theirs is None:
         return None
     gain = run.metric.gain(ours, theirs)
-    there = np.flatnonzero(np.isfinite(gain))
-    if not len(there) or run.info.get("method") == "global":
+    if not np.isfinite(gain).any() or run.info.get("method") == "global":
         return None
-    order = there[np.argsort(-gain[there], kind="stable")]
-    keep = order[evenly(len(order), MOST_MARKS)]
-    decimals = decimals_for(gain[there].tolist())
+    return gain_bars(run, gain, f"gain ({run.metric.gain_unit})", _gain_note(run, gain))
+
+
+def gain_bars(run: Run, gain: Floats, y_label: str, note: str) -> Figure:
+    """Draw gains over one model for all, the largest first."""
+    keep, there = ranked(-gain)
+    decimals = decimals_for(gain.tolist())
     names = run.clients.get("client", list(range(len(gain))))
+    title = f"Gain over one {run.noun} for all, client by client"
     svg = signed_bars(
         gain[keep].tolist(),
         titles=[f"{names[i]}: {fixed(gain[i], decimals)}" for i in keep],
         x_label="clients, largest gain first",
-        y_label=f"gain ({run.metric.gain_unit})",
-        title=f"Gain over one {run.noun} for all",
-        total=len(there),
+        y_label=y_label,
+        title=title,
+        total=there,
     )
-    keys = [Key("better", "bar good"), Key("worse", "bar bad")]
-    note = _gain_note(run, gain) + thinned(len(keep), len(there))
-    return figure(f"Gain over one {run.noun} for all, client by client", svg, keys, note)
+    return figure(title, svg, [Key("better", "bar good"), Key("worse", "bar bad")], note + thinned(len(keep), there))
 
 
 def _gain_note(run: Run, gain: Floats) -> str:
@@ -216,11 +218,9 @@ def margins(run: Run) -> Figure | None:
         return None
     error = run.client_column("margin_error")
     reach = np.full(len(margin), np.nan) if error is None else 2 * error
-    there = np.flatnonzero(np.isfinite(margin))
-    order = there[np.argsort(margin[there], kind="stable")]
-    keep = order[evenly(len(order), MOST_MARKS)]
+    keep, there = ranked(margin)
     certain = _certain(run)
-    names, decimals = run.clients.get("client", list(range(len(margin)))), decimals_for(margin[there].tolist())
+    names, decimals = run.clients.get("client", list(range(len(margin)))), decimals_for(margin.tolist())
     svg = whiskers(
         margin[keep].tolist(),
         reach[keep].tolist(),
@@ -229,13 +229,13 @@ def margins(run: Run) -> Figure | None:
         x_label="clients, smallest margin first",
         y_label="margin (loss)",
         title="Margin of every client",
-        total=len(there),
+        total=there,
     )
     keys = [Key("clear", "plain", "dot"), Key("too close to call", "bad", "dot")] if certain is not None else []
     note = "How much higher the loss is under the second-best cluster."
     if error is not None:
         note += " Whiskers: two standard errors either way."
-    return figure("How clearly clients belong to their cluster", svg, keys, note + thinned(len(keep), len(there)))
+    return figure("How clearly clients belong to their cluster", svg, keys, note + thinned(len(keep), there))
 
 
 def bytes_by_round(run: Run) -> tuple[Figure | None, str]:
@@ -302,6 +302,13 @@ def _certain(run: Run) -> list[bool] | None:
 def evenly(n: int, most: int) -> list[int]:
     """Pick at most so many of n places, evenly spaced, first and last among them."""
     return list(range(n)) if n <= most else np.linspace(0, n - 1, most).round().astype(int).tolist()
+
+
+def ranked(values: Floats) -> tuple[list[int], int]:
+    """Clients in ascending order of a value, evenly thinned to what can be drawn, and how many have one."""
+    there = np.flatnonzero(np.isfinite(values))
+    order = there[np.argsort(values[there], kind="stable")]
+    return order[evenly(len(order), MOST_MARKS)].tolist(), len(there)
 
 
 def thinned(shown: int, there: int) -> str:

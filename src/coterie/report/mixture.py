@@ -11,9 +11,10 @@ from coterie.report.figures import Figure, figure
 from coterie.report.frame import Key, chip
 from coterie.report.numbers import count, decimals_for, fixed, percent, percent_ticks
 from coterie.report.run_folder import Floats, Run, number
+from coterie.report.section import Section, section
 from coterie.report.tables import Heat, heat_cells, matrix
 
-__all__ = ["Centres", "Components", "components"]
+__all__ = ["Centres", "components"]
 
 MOST_PARAMETERS = 20
 _COMMON = "common"  # the word for an infinite c_lambda
@@ -26,22 +27,14 @@ class Centres(NamedTuple):
     table: Heat
 
 
-class Components(NamedTuple):
-    """What the report shows of the components: sentences, figures and a table."""
-
-    sentences: list[str]
-    figures: list[Figure]
-    centres: Centres | None
-
-
-def components(run: Run) -> Components | None:
+def components(run: Run) -> Section | None:
     """Lay the components out; None when the run has none."""
-    found = Components(
-        [text for text in (_how_many(run), _how_common(run)) if text],
-        [f for f in (_choice_of_sharing(run), _choice_of_number(run), _weights(run)) if f],
-        _centres(run),
-    )
-    return found if any(found) else None
+    sentences = [text for text in (_how_many(run), _how_common(run)) if text]
+    figures = [f for f in (_choice_of_sharing(run), _choice_of_number(run), _weights(run)) if f]
+    centres = _centres(run)
+    if not (sentences or figures or centres):
+        return None
+    return section("components", "Components", sentences=sentences, figures=figures, centres=centres)
 
 
 # -- choices ----------------------------------------------------------------------------------------------------------

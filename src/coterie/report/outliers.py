@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outlier clients of a mixture run: who they are, and the scores of all."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from coterie.report.client_plots import FAR, above_limit
@@ -10,28 +8,16 @@ from coterie.report.figures import MOST_MARKS, Figure, evenly, figure, thinned
 from coterie.report.frame import Key
 from coterie.report.numbers import count, decimals_for, fixed
 from coterie.report.run_folder import Floats, Run, number
+from coterie.report.section import Section, section
 from coterie.report.tables import column_texts, column_title
 
-__all__ = ["Outliers", "outliers"]
+__all__ = ["outliers"]
 
 MOST_NAMED = 50
 _COLUMNS = ("client", "outlier_score", "rows_train", "metric", "metric_global")
 
 
-class Outliers(NamedTuple):
-    """What the report shows of outliers: a sentence, a plot of all scores, and a table of the clients that are far out.
-
-    `head` names the columns of `rows`; of `n_total` outliers the rows show the farthest.
-    """
-
-    sentence: str
-    figure: Figure
-    head: list[str]
-    rows: list[list[str]]
-    n_total: int
-
-
-def outliers(run: Run) -> Outliers | None:
+def outliers(run: Run) -> Section | None:
     """Lay the outlier scores out; None when there are none."""
     score, limit = run.client_column("outlier_score"), number(run.results.get("outlier_threshold"))
     if score is None or limit is None:
@@ -40,12 +26,14 @@ def outliers(run: Run) -> Outliers | None:
     named = far[np.argsort(-score[far], kind="stable")][:MOST_NAMED]
     columns = [name for name in _COLUMNS if name in run.clients]
     texts = [column_texts(run, name, [run.clients[name][i] for i in named]) for name in columns]
-    return Outliers(
-        _who(run, score, limit),
-        _scores(run, score, limit),
-        [column_title(run, name) for name in columns],
-        [list(row) for row in zip(*texts, strict=True)],
-        len(far),
+    return section(
+        "outliers",
+        "Outliers",
+        sentence=_who(run, score, limit),
+        figure=_scores(run, score, limit),
+        head=[column_title(run, name) for name in columns],
+        rows=[list(row) for row in zip(*texts, strict=True)],
+        n_total=len(far),
     )
 
 

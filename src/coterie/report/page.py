@@ -4,24 +4,21 @@
 import base64
 import hashlib
 import os
-from functools import cache
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from coterie.report import figures, summary, tables
-from coterie.report.descent import descent
+from coterie.registry import METHODS
+from coterie.report import sections, summary
 from coterie.report.frame import style
-from coterie.report.mixture import components
-from coterie.report.numbers import count
-from coterie.report.outliers import outliers
-from coterie.report.personal import personal
 from coterie.report.run_folder import Run, read_run
+from coterie.report.section import Section, rendered
 
-__all__ = ["page_parts", "render", "rendered", "write_page", "write_report"]
+__all__ = ["page", "render", "write_page", "write_report"]
 
 # Names may hold anything; control characters have no place in HTML.
 _CONTROL = {code: "\ufffd" for code in range(32) if chr(code) not in "\t\n\r"}
@@ -58,76 +55,56 @@ def write_page(folder: Path, page: str) -> Path:
 
 def render(run: Run) -> str:
     """Lay a run out as HTML."""
-    return rendered("report.html.j2", _context(run))
-
-
-def rendered(template: str, context: dict[str, Any]) -> str:
-    """Fill a template of this package in."""
-    return _template(template).render(**context).translate(_CONTROL)
-
-
-@cache
-def _template(name: str) -> Template:
-    """Compile a template once."""
-    environment = Environment(
-        loader=PackageLoader("coterie.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return page(
+        "report.html.j2",
+        run=run,
+        method=summary.method_name(run),
+        headline=summary.headline(run),
+        started=summary.started(run),
+        facts=summary.facts(run),
+        warnings=[str(w) for w in run.results.get("warnings") or []],
+        sections=[found for lay_out in _sections(run) if (found := lay_out(run)) is not None],
     )
-    return environment.get_template(name)
 
 
-def _context(run: Run) -> dict[str, Any]:
-    """Everything the template shows; what is None or empty is left out there."""
-    table = summary.comparison(run)
-    traffic, traffic_words = figures.bytes_by_round(run)
-    happened, n_events = tables.events(run)
-    python, shell = tables.how_to_load(run)
-    return {
-        **page_parts(),
-        "run": run,
-        "method": summary.method_name(run),
-        "headline": summary.headline(run),
-        "started": summary.started(run),
-        "facts": summary.facts(run),
-        "why": run.results.get("why"),
-        "warnings": [str(w) for w in run.results.get("warnings") or []],
-        "comparison": table,
-        "methods": None if table is None else figures.methods(run, table),
-        "gains": figures.gains(run),
-        "descent": descent(run),
-        "components": components(run),
-        "outliers": outliers(run),
-        "personal": personal(run),
-        "training": [f for f in (*figures.training(run), figures.cluster_sizes(run)) if f],
-        "placing": [f for f in (figures.client_map(run), figures.margins(run)) if f],
-        "clusters": tables.cluster_table(run),
-        "profiles": tables.profiles(run),
-        "clients": tables.client_table(run),
-        "traffic": traffic,
-        "traffic_words": traffic_words,
-        "traffic_facts": summary.traffic(run),
-        "events": happened,
-        "n_events": n_events,
-        "settings": tables.settings(run.part("config")),
-        "data": tables.settings(run.part("data")),
-        "versions": tables.settings({"coterie": run.info.get("coterie"), **run.part("versions")}),
-        "python": python,
-        "shell": shell,
-    }
+def _sections(run: Run) -> list[Callable[[Run], Section | None]]:
+    """The sections of every report, and between them those that the method names."""
+    return [
+        sections.why,
+        sections.comparison,
+        *map(_named, _names(run)),
+        sections.clients,
+        sections.traffic,
+        sections.events,
+        sections.use,
+        sections.settings,
+    ]
 
 
-def page_parts() -> dict[str, Any]:
-    """What every page has: style, script, and how counts are written."""
+def _names(run: Run) -> Iterable[str]:
+    """The sections of the run's method, or of any method where it is not registered here."""
+    method = METHODS.get(str(run.info.get("method")))
+    if method is not None:
+        return method.sections
+    return dict.fromkeys(name for known in METHODS.values() for name in known.sections)
+
+
+def _named(where: str) -> Callable[[Run], Section | None]:
+    """Import a section that is given as "module:function"."""
+    module, _, name = where.partition(":")
+    found: Callable[[Run], Section | None] = getattr(import_module(module), name)
+    return found
+
+
+def page(template: str, **shown: Any) -> str:
+    """Fill a page in, with its style and its script."""
     script = _file("report.js")
-    return {
-        "count": count,
+    parts = {
         "style": Markup(style() + _file("report.css")),
         "script": Markup(script),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
+    return rendered(template, shown | parts).translate(_CONTROL)
 
 
 def _file(name: str) -> str:

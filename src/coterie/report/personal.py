@@ -2,44 +2,46 @@
 """What the report shows of personal models: how clients fare with them, the worst off too, and who took part how often."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from coterie.registry import METHODS
 from coterie.report.client_plots import signed_bars
 from coterie.report.figures import MOST_MARKS, MOST_POINTS, Figure, evenly, figure, thinned
 from coterie.report.frame import Key
 from coterie.report.numbers import count, fixed
 from coterie.report.plots import Line, line_chart, scatter
 from coterie.report.run_folder import Run, number
+from coterie.report.section import Section, section
 
-__all__ = ["Spread", "personal"]
+__all__ = ["personal"]
 
 _FIGURES = {"mean": "mean", "median": "median", "worst_decile": "worst tenth", "best_decile": "best tenth"}
 _OTHERS = {"metric_global": "one model for all", "metric_local": "one model each"}
 
 
-class Spread(NamedTuple):
-    """Sentences, a table of how the metric is spread over clients (head; rows of a method and its cells), and plots."""
-
-    sentences: list[str]
-    head: list[str]
-    rows: list[tuple[str, list[str]]]
-    figures: list[Figure]
-
-
-def personal(run: Run) -> Spread | None:
+def personal(run: Run) -> Section | None:
     """Lay out how clients fare, and who took part; None when models are not personal."""
     spread = run.results.get("spread")
     if not isinstance(spread, dict):
         return None
     figures = [found for found in (_fares(run), _participation(run)) if found is not None]
-    return Spread(_sentences(run), list(_FIGURES.values()), _rows(run, spread), figures)
+    return section(
+        "personal",
+        "Personal models",
+        run=run,
+        sentences=_sentences(run),
+        head=list(_FIGURES.values()),
+        rows=_rows(run, spread),
+        figures=figures,
+    )
 
 
 def _sentences(run: Run) -> list[str]:
     layers, never = run.results.get("layers") or [], number(run.results.get("never_visited"))
-    kept = "Each client adapts a common model to its own rows."
+    method = METHODS.get(str(run.info.get("method")))
+    kept = f"{method.about[0].upper()}{method.about[1:]}." if method else "Each client has a model of its own."
     if layers:
         word = f"Layer {layers[0]} is" if len(layers) == 1 else f"Layers {', '.join(map(str, layers))} are"
         kept = f"{word} personal; all clients share the others."

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small plots as SVG text, without a plotting library: lines, bars, points, areas.
+"""Small plots as SVG text, without a plotting library: lines, points, areas.
 
-Every function returns one SVG element. Inside the report it takes its colours from the page; with ``standalone=True``
-it carries title, legend and style, and can be saved as an .svg file that follows the reader's light or dark mode.
+Every function returns one SVG element, which takes its colours from the report. Lines and dots with ``standalone=True``
+carry title, legend and style, and can be saved as .svg files that follow the reader's light or dark mode.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coterie.report.frame import N_COLOURS, Key, Plot, axis, colour, escape, marker, n, svg, ticks_below
-from coterie.report.numbers import TickFormat, decimals_for, fixed, plain_ticks
+from coterie.report.frame import N_COLOURS, Axis, Key, Plot, axis, colour, escape, marker, n, svg, ticks_below
+from coterie.report.numbers import TickFormat, plain_ticks
 
 __all__ = [
-    "Line", "bars", "cluster_keys", "dot_keys", "dots", "drawn_line", "line_chart", "row_name", "scatter", "stacked_area",
+    "SIZE", "WIDTH", "Line", "cluster_keys", "dot_keys", "dots", "drawn_line", "line_chart", "rows_frame", "scatter",
+    "stacked_area",
 ]  # fmt: skip
 
-WIDTH, HEIGHT = 480.0, 280.0
+SIZE = WIDTH, HEIGHT = 480.0, 280.0
 LONGEST_NAME = 46
 
 
@@ -53,13 +54,12 @@ def line_chart(
     x_label: str = "",
     y_label: str = "",
     title: str = "",
-    x_form: TickFormat = plain_ticks,
     y_form: TickFormat = plain_ticks,
     log_x: bool = False,
     log_y: bool = False,
     integer_x: bool = False,
     from_zero: bool = False,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
+    size: tuple[float, float] = SIZE,
     standalone: bool = False,
 ) -> str:
     """Draw lines over a common x.
@@ -70,8 +70,8 @@ def line_chart(
         Faint ones are drawn first, the others on top of them.
     x_label, y_label, title : str
         Names of the axes; the title shows standalone only and is read aloud otherwise.
-    x_form, y_form : callable
-        How the ticks are written: `plain_ticks`, `percent_ticks`, `byte_ticks`.
+    y_form : callable
+        How the ticks of y are written: `plain_ticks`, `percent_ticks`, `byte_ticks`.
     log_x, log_y, integer_x, from_zero : bool
         Logarithmic axes; ticks of x at whole numbers only; y begins at zero.
     size : tuple of float
@@ -86,7 +86,6 @@ def line_chart(
         [v for line in lines for v in line.x],
         ys,
         size=size,
-        x_form=x_form,
         y_form=y_form,
         log=(log_x, log_y),
         integer=(integer_x, False),
@@ -130,14 +129,12 @@ def scatter(
     groups: Sequence[int] | None = None,
     hollow: Sequence[bool] | None = None,
     titles: Sequence[str] | None = None,
-    group_names: Sequence[str] | None = None,
     x_label: str = "",
     y_label: str = "",
     title: str = "",
     axes: bool = True,
     integer_y: bool = False,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
+    size: tuple[float, float] = SIZE,
 ) -> str:
     """Draw points, coloured and shaped by group, hollow where they are uncertain.
 
@@ -170,8 +167,7 @@ def scatter(
         classes = ("plain" if k < 0 else colour(k)) + (" hollow" if hollow is not None and hollow[i] else "")
         name = None if titles is None else titles[i]
         body.append(marker(plot.x.at(x[i]), plot.y.at(y[i]), radius, classes, max(k, 0) // N_COLOURS, name))
-    keys = [] if groups is None else cluster_keys(max(groups, default=-1) + 1, "dot", group_names)
-    return svg(body, size=size, describe=title, title=title, keys=keys, standalone=standalone)
+    return svg(body, size=size, describe=title)
 
 
 def stacked_area(
@@ -183,14 +179,12 @@ def stacked_area(
     y_label: str = "",
     title: str = "",
     integer_x: bool = False,
-    size: tuple[float, float] = (WIDTH, HEIGHT),
-    standalone: bool = False,
 ) -> str:
     """Draw layers on top of each other over a common x, the first at the bottom."""
     tops = [[0.0] * len(x)]
     for layer in layers:
         tops.append([below + value for below, value in zip(tops[-1], layer, strict=True)])
-    plot = Plot.fit(x, [0.0, max(tops[-1])], size=size, integer=(integer_x, True), pad=(0.0, 0.0))
+    plot = Plot.fit(x, [0.0, max(tops[-1])], size=SIZE, integer=(integer_x, True), pad=(0.0, 0.0))
     body = plot.axes(x_label, y_label)
     keys = cluster_keys(len(layers), names=names)
     for key, below, above in zip(keys, tops, tops[1:], strict=False):
@@ -198,59 +192,24 @@ def stacked_area(
         base = [(plot.x.at(a), plot.y.at(b)) for a, b in zip(x, below, strict=True)]
         name = f"<title>{escape(key.name)}</title>"
         body.append(f'<path class="{key.classes}" d="{_path(edge + base[::-1])}Z">{name}</path>')
-    return svg(body, size=size, describe=title or y_label, title=title, keys=keys, standalone=standalone)
+    return svg(body, size=SIZE, describe=title or y_label)
 
 
-def bars(
-    names: Sequence[str],
-    values: Sequence[float],
-    *,
-    low: Sequence[float] | None = None,
-    high: Sequence[float] | None = None,
-    strong: int | None = None,
-    form: TickFormat | None = None,
-    title: str = "",
-    width: float = WIDTH,
-    standalone: bool = False,
-) -> str:
-    """Draw horizontal bars from zero, each under its name, with its value at the end.
-
-    Parameters
-    ----------
-    names, values : sequence
-        One bar each; a missing value (NaN) has no bar.
-    low, high : sequence of float, optional
-        Ends of an interval around each value.
-    strong : int, optional
-        The bar that is the subject; the others are fainter.
-    form : callable, optional
-        How a value is written, as for ticks; three significant digits unless told.
-    """
-    finite = [v for part in (values, low, high) if part is not None for v in part if math.isfinite(v)]
-    across = axis([0.0, *finite], 0, width - 64, pad=0.0)
-    decimals = decimals_for(values)
-    rounded = [round(v, decimals) if math.isfinite(v) else 0.0 for v in values]
-    texts = [fixed(v, decimals) for v in values] if form is None else form(rounded)
-    body = []
-    for i, (name, value) in enumerate(zip(names, values, strict=True)):
-        y = 40.0 * i
-        body.append(row_name(name, y + 12))
-        if not math.isfinite(value):
-            continue
-        start, end = sorted((across.at(0.0), across.at(value)))
-        faint = "" if strong is None or strong == i else " faint"
-        body.append(
-            f'<rect class="bar k0{faint}" x="{n(start)}" y="{n(y + 19)}" width="{n(end - start)}" height="12" rx="1"/>'
-        )
-        if low is not None and high is not None and math.isfinite(low[i]) and math.isfinite(high[i]):
-            body.append(f'<path class="reach" d="M{n(across.at(low[i]))} {n(y + 25)}H{n(across.at(high[i]))}"/>')
-            end = max(end, across.at(high[i]))
-        body.append(f'<text x="{n(end + 7)}" y="{n(y + 29.5)}">{escape(texts[i])}</text>')
-    size = (width, 40.0 * len(names))
-    return svg(body, size=size, describe=title, title=title, standalone=standalone)
+def rows_frame(
+    names: Sequence[str], values: Iterable[float], *, form: TickFormat, x_label: str, width: float
+) -> tuple[Axis, list[float], list[str], tuple[float, float]]:
+    """Lay out one row per name over a common axis: that axis, the heights of the marks, what is drawn, and the size."""
+    size = (width, 38.0 * len(names) + 50)
+    bottom = size[1] - 42
+    across = axis(values, 10, width - 14, form=form, pad=0.06)
+    body = [f'<path class="grid" d="{"".join(f"M{n(across.at(t))} 0V{n(bottom)}" for t in across.ticks)}"/>']
+    body.extend(_row_name(name, 38.0 * i + 13) for i, name in enumerate(names))
+    body.extend(ticks_below(across, bottom))
+    body.append(f'<text class="end" x="{n(width - 14)}" y="{n(bottom + 36)}">{escape(x_label)}</text>')
+    return across, [38.0 * i + 25 for i in range(len(names))], body, size
 
 
-def row_name(name: str, y: float) -> str:
+def _row_name(name: str, y: float) -> str:
     """Write the name of a row; a long one is cut, and whole when the pointer rests on it."""
     if len(name) <= LONGEST_NAME:
         return f'<text class="name" x="0" y="{n(y)}">{escape(name)}</text>'
@@ -273,21 +232,15 @@ def dots(
 
     The first column's dots are filled; the second's hollow, the third's diamonds.
     """
-    size = (width, 38.0 * len(names) + 50)
-    bottom = size[1] - 42
-    across = axis((v for column in columns.values() for v in column), 10, width - 14, form=form, pad=0.06)
-    body = [f'<path class="grid" d="{"".join(f"M{n(across.at(t))} 0V{n(bottom)}" for t in across.ticks)}"/>']
-    for i, name in enumerate(names):
-        y = 38.0 * i
+    every = [v for column in columns.values() for v in column]
+    across, heights, body, size = rows_frame(names, every, form=form, x_label=x_label, width=width)
+    for i, y in enumerate(heights):
         values = {c: column[i] for c, column in columns.items() if math.isfinite(column[i])}
-        body.append(row_name(name, y + 13))
         if len(values) > 1:
             ends = [across.at(v) for v in values.values()]
-            body.append(f'<path class="span" d="M{n(min(ends))} {n(y + 25)}H{n(max(ends))}"/>')
+            body.append(f'<path class="span" d="M{n(min(ends))} {n(y)}H{n(max(ends))}"/>')
         for key in reversed(dot_keys([c for c in columns if c in values], list(columns), strong in (None, i))):
-            body.append(marker(across.at(values[key.name]), y + 25, 5, key.classes, key.shape, key.name))
-    body.extend(ticks_below(across, bottom))
-    body.append(f'<text class="end" x="{n(width - 14)}" y="{n(bottom + 36)}">{escape(x_label)}</text>')
+            body.append(marker(across.at(values[key.name]), y, 5, key.classes, key.shape, key.name))
     keys = dot_keys(list(columns), list(columns), True)
     return svg(body, size=size, describe=title or x_label, title=title, keys=keys, standalone=standalone)
 

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`coterie study`: the studies on the command line. Results go to stdout, progress to stderr."""
+"""`coterie study`: the studies on the command line. Results go to stdout, progress to stderr.
+
+A study is a table of its options and a function that runs it with those that were given. All have `--seed`, `--quick` and
+`--json`.
+"""
 
 import json
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 from rich.table import Table
@@ -17,31 +22,112 @@ from coterie.studies.common import Column, Outcome, Tell, console, named, number
 if TYPE_CHECKING:
     from coterie.studies.rotated_settings import Settings, Task
 
-__all__ = ["app"]
+__all__ = [
+    "CLIENTS", "JOBS", "ROUNDS", "ROWS", "STEP_SIZE", "Given", "Shown", "app", "many", "ran", "some_of", "study",
+]  # fmt: skip
 
 app = typer.Typer(help="Run the papers' experiments; without a name, list them.", rich_markup_mode=None)
 
-Seed = Annotated[int, typer.Option(help="Seed of the first repetition; the next ones count up from it.")]
-Seeds = Annotated[int | None, typer.Option("--seeds", "--reps", help="Repetitions.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A reduced setting that ends within a minute.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-Clients = Annotated[int | None, typer.Option(help="Training clients.")]
-Rows = Annotated[int | None, typer.Option(help="Images of each client.")]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of training.")]
-TestClients = Annotated[int | None, typer.Option(help="Test clients; as many as there are images for by default.")]
-StepSize = Annotated[float | None, typer.Option(help="Step size of local training.")]
-LocalSteps = Annotated[int | None, typer.Option(help="Local steps (with batches: passes) of a round.")]
-Methods = Annotated[str | None, typer.Option(help="Comma-separated, of ifca, global, local; all by default.")]
-Init = Annotated[str | None, typer.Option(help="Starts of IFCA, comma-separated: spread, random, balanced.")]
-EvaluateEvery = Annotated[int | None, typer.Option(help="Test every so many rounds, not only after the last.")]
-Jobs = Annotated[int | None, typer.Option(help="Processes; as many as there are repetitions or cores by default.")]
-Checkpoint = Annotated[
-    Path | None, typer.Option(envvar=VARIABLE, help="Folder for checkpoints: run again to go on from there.")
-]
+
+# -- options ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Given:
+    """An option: its help, what the command line takes, and how that is read, given the option's name and a text."""
+
+    help: str
+    kind: type = str
+    default: Any = None
+    read: Callable[[str, str | None], Any] | None = None
+    flags: tuple[str, ...] = ()
+    envvar: str | None = None
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter of a command that stands for it."""
+        flags = self.flags or ("--" + name.replace("_", "-"),)
+        default = False if self.kind is bool else self.default
+        kind: Any = self.kind if default is not None else self.kind | None
+        told = typer.Option(*flags, help=self.help, envvar=self.envvar)
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, told])
+
+
+def many(help_: str, kind: type[int] | type[float]) -> Given:
+    """Comma-separated numbers."""
+    return Given(help_, read=lambda option, text: numbers(option, text, kind))
+
+
+def some_of(names: Sequence[str], rest: str = "", *, before: str = "Comma-separated, of ") -> Given:
+    """Some of these names, comma-separated."""
+    return Given(f"{before}{', '.join(names)}{rest}.", read=lambda option, text: named(option, text, names))
+
+
+CLIENTS = Given("Training clients.", int)
+ROWS = Given("Images of each client.", int)
+ROUNDS = Given("Rounds of training.", int)
+STEP_SIZE = Given("Step size of local training.", float)
+JOBS = Given("Processes; as many as there are repetitions or cores by default.", int)
+_SEED = Given("Seed of the first repetition; the next ones count up from it.", int, default=0)
+_SEEDS = Given("Repetitions.", int, flags=("--seeds", "--reps"))
+_QUICK = Given("A reduced setting that ends within a minute.", bool)
+_JSON = Given("Print one JSON document instead of the table.", bool, flags=("--json",))
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+class Shown(NamedTuple):
+    """What a study found, and how its table is laid out."""
+
+    outcome: Outcome
+    columns: Sequence[Column]
+    caption: str
+
+
+Run = Callable[[dict[str, Any], bool, Tell], Shown]  # options that were given, whether it is to be quick, who is told
+
+
+def study(name: str, options: dict[str, Given], *, repetitions: str | None = "seeds") -> Callable[[Run], Run]:
+    """Put a study on the command line; `repetitions` is what its settings call their number, if they have one."""
+    options = options | {"seed": _SEED} | ({repetitions: _SEEDS} if repetitions else {})
+    shown = options | {"quick": _QUICK, "as_json": _JSON}
+
+    def put(run: Run) -> Run:
+        def command(*, quick: bool, as_json: bool, **values: Any) -> None:
+            given = {}
+            for each, value in values.items():
+                read = options[each].read
+                found = read("--" + each.replace("_", "-"), value) if read else value
+                if found is not None:  # the others keep what the setting says
+                    given[each] = found
+            with progress() as tell:
+                outcome, columns, caption = run(given, quick, tell)
+            show(outcome, columns, caption=caption, as_json=as_json)
+
+        parameters = [option.parameter(each) for each, option in shown.items()]
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name, help=run.__doc__)(command)
+        return run
+
+    return put
+
+
+class Study(Protocol):
+    """A module that holds a study of one kind of settings."""
+
+    COLUMNS: list[Column]
+    CAPTION: str
+
+    def run(self, chosen: Any, tell: Tell, /) -> Outcome:
+        """Run it, and tell how far it is."""
+
+
+def ran(of: Study, base: Any, given: dict[str, Any], tell: Tell) -> Shown:
+    """Run a study with the settings `base` and the options that were given."""
+    return Shown(of.run(replace(base, **given), tell), of.COLUMNS, of.CAPTION)
 
 
 @app.callback(invoke_without_command=True)
-def list_studies(context: typer.Context, as_json: Json = False) -> None:
+def list_studies(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help=_JSON.help)] = False
+) -> None:
     """Run the papers' experiments; without a name, list them."""
     if context.invoked_subcommand is not None:
         if as_json:
@@ -58,164 +144,105 @@ def list_studies(context: typer.Context, as_json: Json = False) -> None:
     console().print(table, "\nRun one with `coterie study NAME`; `--quick` takes less than a minute.")
 
 
-@app.command("ifca-synthetic")
-def ifca_synthetic(
-    panel: Annotated[str, typer.Option(help="Panel of Figure 2: a, b, c or d.")] = "a",
-    preset: Annotated[
-        str | None, typer.Option(help="Planted models as in the authors' code (official) or as in the text (paper).")
-    ] = None,
-    init: Annotated[str | None, typer.Option(help="Comma-separated starts: random, spread, balanced.")] = None,
-    trials: Annotated[int | None, typer.Option("--trials", "--seeds", "--reps", help="Trials at each point.")] = None,
-    starts: Annotated[int | None, typer.Option(help="Starts in each trial.")] = None,
-    rounds: Rounds = None,
-    r: Annotated[str | None, typer.Option("--r", help="Separations, comma-separated.")] = None,
-    sigma: Annotated[str | None, typer.Option(help="Noise levels, comma-separated.")] = None,
-    clients: Annotated[str | None, typer.Option(help="Numbers of clients, comma-separated.")] = None,
-    rows: Annotated[str | None, typer.Option(help="Rows of each client, comma-separated.")] = None,
-    features: Annotated[str | None, typer.Option(help="Numbers of features, comma-separated.")] = None,
-    steps: Annotated[
-        str | None, typer.Option(help="Step sizes that each start is tried with, comma-separated.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
-    jobs: Jobs = None,
-    seed: Seed = 0,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
+# -- IFCA -------------------------------------------------------------------------------------------------------------
+@study(
+    "ifca-synthetic",
+    {
+        "panel": Given("Panel of Figure 2: a, b, c or d.", default="a"),
+        "preset": Given("Planted models as in the authors' code (official) or as in the text (paper)."),
+        "init": some_of(("random", "spread", "balanced"), before="Comma-separated starts: "),
+        "trials": Given("Trials at each point.", int, flags=("--trials", "--seeds", "--reps")),
+        "starts": Given("Starts in each trial.", int),
+        "rounds": ROUNDS,
+        "r": many("Separations, comma-separated.", float),
+        "sigma": many("Noise levels, comma-separated.", float),
+        "clients": many("Numbers of clients, comma-separated.", int),
+        "rows": many("Rows of each client, comma-separated.", int),
+        "features": many("Numbers of features, comma-separated.", int),
+        "steps": many("Step sizes to try with each start, comma-separated.", float),
+        "dtype": Given("float32 or float64."),
+        "jobs": JOBS,
+    },
+    repetitions=None,
+)
+def ifca_synthetic(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
     """Figure 2 of IFCA: how often starts find planted linear models."""
     from coterie.studies import ifca_synthetic as synthetic
 
-    given: dict[str, Any] = {"preset": preset, "trials": trials, "starts": starts, "rounds": rounds, "dtype": dtype}
-    given |= {"init": named("--init", init, synthetic.INITS), "jobs": jobs}
-    given |= {name: numbers(f"--{name}", text, float) for name, text in (("r", r), ("sigma", sigma), ("steps", steps))}
-    sizes = (("clients", clients), ("rows", rows), ("features", features))
-    given |= {name: numbers(f"--{name}", text, int) for name, text in sizes}
-    run_study(synthetic, synthetic.settings(panel, quick=quick), given | {"seed": seed}, as_json)
+    return ran(synthetic, synthetic.settings(given.pop("panel"), quick=quick), given, tell)
 
 
-@app.command("ifca-rotated-mnist")
-def ifca_rotated_mnist(
-    clients: Clients = None,
-    rows: Rows = None,
-    rounds: Rounds = None,
-    test_clients: TestClients = None,
-    step_size: StepSize = None,
-    local_steps: LocalSteps = None,
-    methods: Methods = None,
-    init: Init = None,
-    pixels: Annotated[
-        str | None, typer.Option(help="raw (between 0 and 1, as the authors; the default) or standardised.")
-    ] = None,
-    table: Annotated[bool, typer.Option("--table", help="All three sizes of Table 1, one after the other.")] = False,
-    evaluate_every: EvaluateEvery = None,
-    checkpoint: Checkpoint = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """Table 1 of IFCA: four rotations of MNIST, against one model for all and one each."""
+_ROTATED = {
+    "methods": some_of(("ifca", "global", "local"), "; all by default"),
+    "init": some_of(("spread", "random", "balanced"), before="Starts of IFCA, comma-separated: "),
+}
+_LOOKED_AT = {
+    "evaluate_every": Given("Rounds between tests; by default only after the last round.", int),
+    "checkpoint": Given("Folder for checkpoints; run the command again to continue from them.", Path, envvar=VARIABLE),
+}
+_IMAGES = {
+    "clients": CLIENTS,
+    "rows": ROWS,
+    "rounds": ROUNDS,
+    "test_clients": Given("Test clients; as many as there are images for by default.", int),
+    "step_size": STEP_SIZE,
+    "local_steps": Given("Local steps per round (passes, if training is in batches).", int),
+}
+
+
+@study(
+    "ifca-rotated-mnist",
+    {
+        **_IMAGES,
+        **_ROTATED,
+        "pixels": Given("raw (between 0 and 1, as in the authors' code; the default) or standardised."),
+        "table": Given("Run all three sizes of Table 1.", bool),
+        **_LOOKED_AT,
+    },
+)
+def ifca_rotated_mnist(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
+    """Table 1 of IFCA: four rotations of MNIST, compared with one model for all and one each."""
     from coterie.studies import rotated_tasks as tasks
 
-    given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
-    given |= {"step_size": step_size, "local_steps": local_steps, "pixels": pixels}
-    given |= {"evaluate_every": evaluate_every, "seeds": seeds}
-    settings = _rotated(tasks.MNIST_QUICK if quick else tasks.MNIST_PAPER, given, methods, init, seed)
-    if step_size is None:
+    table, checkpoint = given.pop("table"), given.pop("checkpoint", None)
+    settings = replace(tasks.MNIST_QUICK if quick else tasks.MNIST_PAPER, **given)
+    if "step_size" not in given:
         settings = replace(settings, step_size=tasks.mnist_step_size(settings.rounds))
     sizes = [replace(settings, clients=m, rows=n) for m, n in tasks.MNIST_TABLE] if table else [settings]
-    _run_rotated(tasks.MNIST, sizes, checkpoint, as_json)
+    return _rotated(tasks.MNIST, sizes, tell, checkpoint)
 
 
-@app.command("ifca-rotated-digits")
-def ifca_rotated_digits(
-    rounds: Rounds = None,
-    methods: Methods = None,
-    init: Init = None,
-    evaluate_every: EvaluateEvery = None,
-    checkpoint: Checkpoint = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """The demo: the same on scikit-learn's digits, 144 clients, in some seconds."""
+@study("ifca-rotated-digits", {"rounds": ROUNDS, **_ROTATED, **_LOOKED_AT})
+def ifca_rotated_digits(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
+    """The demo: the same on scikit-learn's digits, 144 clients, in seconds."""
     from coterie.studies import rotated_tasks as tasks
 
-    given = {"rounds": rounds, "evaluate_every": evaluate_every, "seeds": seeds}
-    settings = _rotated(tasks.DIGITS_QUICK if quick else tasks.DIGITS_DEMO, given, methods, init, seed)
-    _run_rotated(tasks.DIGITS, [settings], checkpoint, as_json)
+    checkpoint = given.pop("checkpoint", None)
+    settings = replace(tasks.DIGITS_QUICK if quick else tasks.DIGITS_DEMO, **given)
+    return _rotated(tasks.DIGITS, [settings], tell, checkpoint)
 
 
-@app.command("ifca-rotated-cifar")
-def ifca_rotated_cifar(
-    clients: Clients = None,
-    rows: Rows = None,
-    rounds: Rounds = None,
-    test_clients: TestClients = None,
-    step_size: StepSize = None,
-    local_steps: LocalSteps = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images of a local step.")] = None,
-    participation: Annotated[float | None, typer.Option(help="Share of the clients that take part in a round.")] = None,
-    methods: Methods = None,
-    init: Init = None,
-    kernel: Annotated[str | None, typer.Option(help="How clients train: vmap, loop, or measured (the faster).")] = None,
-    evaluate_every: EvaluateEvery = None,
-    checkpoint: Checkpoint = None,
-    seed: Seed = 0,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    as_json: Json = False,
-) -> None:
-    """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (in full, days of one core)."""
+@study(
+    "ifca-rotated-cifar",
+    {
+        **_IMAGES,
+        "batch_size": Given("Images per local step.", int),
+        "participation": Given("Share of the clients that take part in a round.", float),
+        **_ROTATED,
+        "kernel": Given("How clients train: vmap, loop, or measured (try both, take the faster)."),
+        **_LOOKED_AT,
+    },
+)
+def ifca_rotated_cifar(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
+    """Table 1 of IFCA: two rotations of CIFAR-10 with a convolutional network (days on one core at full size)."""
     from coterie.studies import rotated_tasks as tasks
 
-    given: dict[str, Any] = {"clients": clients, "rows": rows, "rounds": rounds, "test_clients": test_clients}
-    given |= {"step_size": step_size, "local_steps": local_steps}
-    given |= {"batch_size": batch_size, "participation": participation}
-    given |= {"evaluate_every": evaluate_every, "seeds": seeds, "kernel": kernel}
-    settings = _rotated(tasks.CIFAR_QUICK if quick else tasks.CIFAR_PAPER, given, methods, init, seed)
-    _run_rotated(tasks.CIFAR, [settings], checkpoint, as_json)
+    checkpoint = given.pop("checkpoint", None)
+    settings = replace(tasks.CIFAR_QUICK if quick else tasks.CIFAR_PAPER, **given)
+    return _rotated(tasks.CIFAR, [settings], tell, checkpoint)
 
 
-def _rotated(base: "Settings", given: dict[str, Any], methods: str | None, init: str | None, seed: int) -> "Settings":
-    from coterie.studies.rotated_settings import INITS, METHODS
-
-    given |= {"methods": named("--methods", methods, METHODS), "init": named("--init", init, INITS)}
-    return replace(base, seed=seed, **stated(given))
-
-
-def _run_rotated(task: "Task", sizes: "list[Settings]", checkpoint: Path | None, as_json: bool) -> None:
+def _rotated(task: "Task", sizes: "list[Settings]", tell: Tell, checkpoint: Path | None) -> Shown:
     from coterie.studies import ifca_rotated as rotated
 
-    with progress() as tell:
-        outcome = rotated.run(task, sizes, tell, checkpoint)
-    show(outcome, rotated.COLUMNS, caption=rotated.CAPTION, as_json=as_json)
-
-
-def some_of(names: Iterable[str], rest: str = "") -> Any:
-    """Describe an option that takes some of these names."""
-    return typer.Option(help=f"Comma-separated, of {', '.join(names)}{rest}.")
-
-
-class Study(Protocol):
-    """A module that holds a study of one kind of settings."""
-
-    COLUMNS: list[Column]
-    CAPTION: str
-
-    def run(self, chosen: Any, tell: Tell, /) -> Outcome:
-        """Run it, and tell how far it is."""
-
-
-def run_study(study: Study, base: Any, given: dict[str, Any], as_json: bool) -> None:
-    """Run a study with the settings `base` and the options that were given, and print what it finds."""
-    chosen = replace(base, **stated(given))
-    with progress() as tell:
-        outcome = study.run(chosen, tell)
-    show(outcome, study.COLUMNS, caption=study.CAPTION, as_json=as_json)
-
-
-def stated(given: dict[str, Any]) -> dict[str, Any]:
-    """Keep the options that were given; the others keep what the setting says."""
-    return {name: value for name, value in given.items() if value is not None}
+    return Shown(rotated.run(task, sizes, tell, checkpoint), rotated.COLUMNS, rotated.CAPTION)

@@ -99,11 +99,17 @@ def seen(algorithm: "Lockstep", see: "Callable[[Save], tuple[Save, bool]]") -> "
 # -- on the screen ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: which field of the rows, its title, and how a value is written."""
+    """A column of the table: which field of the rows, its title, and how a value is written: a format, or a function."""
 
     field: str
     title: str
-    write: Callable[[Any], str] = str
+    form: str | Callable[[Any], str] = ""
+
+    def write(self, value: Any) -> str:
+        """Write a value; one that is missing is a dash."""
+        if value is None:
+            return "-"
+        return format(value, self.form) if isinstance(self.form, str) else self.form(value)
 
 
 def show(outcome: Outcome, columns: Sequence[Column], *, caption: str, as_json: bool) -> None:
@@ -115,8 +121,7 @@ def show(outcome: Outcome, columns: Sequence[Column], *, caption: str, as_json: 
     for column in columns:
         table.add_column(column.title, justify="right")
     for row in outcome.rows if outcome.summary is None else outcome.summary:
-        values = ((column, row.get(column.field)) for column in columns)
-        table.add_row(*("-" if value is None else column.write(value) for column, value in values))
+        table.add_row(*(column.write(row.get(column.field)) for column in columns))
     console().print(table)
 
 

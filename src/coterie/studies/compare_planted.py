@@ -154,11 +154,7 @@ CAPTION = (
     "dimensions or components. excess: where it was not, the largest share by which held-out loss is above the best."
 )
 COLUMNS = [
-    Column("case", "truth"),
-    Column("reps", "reps"),
-    Column("correct", "correct", "{:.0%}".format),
-    Column("correct_size", "size", "{:.0%}".format),
-    Column("worst_excess", "excess", "{:.1%}".format),
-    Column("chosen", "chosen"),
-    Column("seconds", "CPU seconds", "{:.1f}".format),
-]
+    Column("case", "truth"), Column("reps", "reps"), Column("correct", "correct", ".0%"),
+    Column("correct_size", "size", ".0%"), Column("worst_excess", "excess", ".1%"), Column("chosen", "chosen"),
+    Column("seconds", "CPU seconds", ".1f"),
+]  # fmt: skip

@@ -154,7 +154,7 @@ def _number(value: float | None) -> float:
 
 
 def _columns(names: Sequence[str]) -> list[Column]:
-    return [Column(name, name, "{:.3f}".format) for name in names]
+    return [Column(name, name, ".3f") for name in names]
 
 
 CAPTION = (
@@ -163,7 +163,7 @@ CAPTION = (
 )
 COLUMNS = [
     Column("data", "data"), Column("clients", "clients"), Column("metric", "metric"), *_columns(ORDER),
-    Column("chosen", "chosen"), *_columns(("behind",)), Column("stderr", "se", "{:.3f}".format),
-    Column("new", "new", "{:.3f}".format), Column("new_global", "new, global", "{:.3f}".format),
-    Column("seconds", "CPU s", "{:.0f}".format),
+    Column("chosen", "chosen"), *_columns(("behind",)), Column("stderr", "se", ".3f"),
+    Column("new", "new", ".3f"), Column("new_global", "new, global", ".3f"),
+    Column("seconds", "CPU s", ".0f"),
 ]  # fmt: skip

@@ -111,12 +111,7 @@ def _summed_up(d: int | str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 
 COLUMNS = [
-    Column("d", "D"),
-    Column("cells", "cells"),
-    Column("fedgrem", "fedgrem", "{:.3f}".format),
-    Column("local_em", "local-em", "{:.3f}".format),
-    Column("fedem", "fedem", "{:.3f}".format),
-    Column("within", "within", "{:.1%}".format),
-    Column("ratio", "ratio", "{:.3f}".format),
-    Column("seconds_all", "seconds, all", "{:.1f}".format),
-]
+    Column("d", "D"), Column("cells", "cells"), Column("fedgrem", "fedgrem", ".3f"),
+    Column("local_em", "local-em", ".3f"), Column("fedem", "fedem", ".3f"), Column("within", "within", ".1%"),
+    Column("ratio", "ratio", ".3f"), Column("seconds_all", "seconds, all", ".1f"),
+]  # fmt: skip

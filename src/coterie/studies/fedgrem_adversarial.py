@@ -151,14 +151,8 @@ def _fits(chosen: Settings, rows: Ragged, family: Family, n_components: int, see
 
 
 COLUMNS = [
-    Column("data", "data"),
-    Column("method", "method"),
-    Column("bad_percent", "bad %", "{:.0f}".format),
-    Column("kind", "kind"),
-    Column("error", "error", "{:.3f}".format),
-    Column("error_se", "se", "{:.3f}".format),
-    Column("error_without", "without", "{:.3f}".format),
-    Column("ratio", "ratio", "{:.2f}".format),
-    Column("reps", "reps"),
-    Column("seconds_all", "seconds, all", "{:.1f}".format),
-]
+    Column("data", "data"), Column("method", "method"), Column("bad_percent", "bad %", ".0f"),
+    Column("kind", "kind"), Column("error", "error", ".3f"), Column("error_se", "se", ".3f"),
+    Column("error_without", "without", ".3f"), Column("ratio", "ratio", ".2f"), Column("reps", "reps"),
+    Column("seconds_all", "seconds, all", ".1f"),
+]  # fmt: skip

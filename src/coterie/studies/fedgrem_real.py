@@ -158,20 +158,12 @@ def standardised(train: Ragged, test: Ragged) -> tuple[Ragged, Ragged]:
 
 
 COLUMNS = [
-    Column("contamination", "contaminated %", "{:.1f}".format),
-    Column("method", "method"),
-    Column("error_percent", "error %", "{:.2f}".format),
-    Column("error_percent_se", "se", "{:.2f}".format),
-    Column("own_percent", "own %", "{:.2f}".format),
-    Column("own_percent_se", "se", "{:.2f}".format),
-    Column("paper", "paper %", "{:.2f}".format),
-    Column("reps", "reps"),
-    Column("seconds_all", "seconds, all", "{:.1f}".format),
-]
+    Column("contamination", "contaminated %", ".1f"), Column("method", "method"),
+    Column("error_percent", "error %", ".2f"), Column("error_percent_se", "se", ".2f"),
+    Column("own_percent", "own %", ".2f"), Column("own_percent_se", "se", ".2f"), Column("paper", "paper %", ".2f"),
+    Column("reps", "reps"), Column("seconds_all", "seconds, all", ".1f"),
+]  # fmt: skip
 TIMED = [
-    *COLUMNS[:-1],
-    Column("seconds", "CPU seconds", "{:.2f}".format),
-    Column("seconds_se", "se", "{:.2f}".format),
-    Column("paper_seconds", "paper", "{:.2f}".format),
-    COLUMNS[-1],
-]
+    *COLUMNS[:-1], Column("seconds", "CPU seconds", ".2f"), Column("seconds_se", "se", ".2f"),
+    Column("paper_seconds", "paper", ".2f"), COLUMNS[-1],
+]  # fmt: skip

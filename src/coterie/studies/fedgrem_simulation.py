@@ -166,16 +166,9 @@ def _told(table: Mapping[float, tuple[float, ...]], c_eta: float, h: float) -> f
 
 
 COLUMNS = [
-    Column("model", "model"),
-    Column("h", "h", "{:g}".format),
-    Column("method", "method"),
-    Column("c_eta", "C_eta", "{:g}".format),
-    Column("theta_error", "theta error", "{:.3f}".format),
-    Column("theta_error_se", "se", "{:.3f}".format),
-    Column("paper_theta_error", "paper", "{:.2f}".format),
-    Column("w_error", "w error", "{:.3f}".format),
-    Column("w_error_se", "se", "{:.3f}".format),
-    Column("paper_w_error", "paper", "{:.3f}".format),
-    Column("reps", "reps"),
-    Column("seconds_all", "seconds, all", "{:.1f}".format),
-]
+    Column("model", "model"), Column("h", "h", "g"), Column("method", "method"), Column("c_eta", "C_eta", "g"),
+    Column("theta_error", "theta error", ".3f"), Column("theta_error_se", "se", ".3f"),
+    Column("paper_theta_error", "paper", ".2f"), Column("w_error", "w error", ".3f"),
+    Column("w_error_se", "se", ".3f"), Column("paper_w_error", "paper", ".3f"), Column("reps", "reps"),
+    Column("seconds_all", "seconds, all", ".1f"),
+]  # fmt: skip

@@ -151,17 +151,9 @@ CAPTION = (
     "with all images, all rounds and five seeds"
 )
 COLUMNS = [
-    Column("method", "method"),
-    Column("init", "start"),
-    Column("clients", "clients"),
-    Column("rows", "images each"),
-    Column("rounds", "rounds"),
-    Column("step_size", "step", "{:g}".format),
-    Column("seeds", "seeds"),
-    Column("accuracy", "accuracy", _percent),
-    Column("std", "+-", _percent),
-    Column("paper", "paper", _percent),
-    Column("paper_std", "+-", _percent),
-    Column("adjusted_rand", "adjusted Rand", "{:.3f}".format),
-    Column("seconds_per_round", "s/round", "{:.2f}".format),
-]
+    Column("method", "method"), Column("init", "start"), Column("clients", "clients"), Column("rows", "images each"),
+    Column("rounds", "rounds"), Column("step_size", "step", "g"), Column("seeds", "seeds"),
+    Column("accuracy", "accuracy", _percent), Column("std", "+-", _percent), Column("paper", "paper", _percent),
+    Column("paper_std", "+-", _percent), Column("adjusted_rand", "adjusted Rand", ".3f"),
+    Column("seconds_per_round", "s/round", ".2f"),
+]  # fmt: skip

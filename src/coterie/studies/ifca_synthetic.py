@@ -261,20 +261,10 @@ def _number(value: float) -> str:
 
 
 COLUMNS = [
-    Column("panel", "panel"),
-    Column("preset", "preset"),
-    Column("init", "init"),
-    Column("n_clusters", "K"),
-    Column("n_clients", "m"),
-    Column("rows", "n"),
-    Column("features", "D"),
-    Column("r", "r"),
-    Column("sigma", "sigma"),
-    Column("trials", "trials"),
-    Column("start_success", "start", "{:.2f}".format),
-    Column("trial_success", "trial", "{:.2f}".format),
-    Column("paper", "paper"),
+    Column("panel", "panel"), Column("preset", "preset"), Column("init", "init"), Column("n_clusters", "K"),
+    Column("n_clients", "m"), Column("rows", "n"), Column("features", "D"), Column("r", "r"),
+    Column("sigma", "sigma"), Column("trials", "trials"), Column("start_success", "start", ".2f"),
+    Column("trial_success", "trial", ".2f"), Column("paper", "paper"),
     Column("best_error_over_sigma", "error/sigma", _number),
-    Column("oracle_error_over_sigma", "oracle/sigma", _number),
-    Column("seconds", "seconds", "{:.1f}".format),
-]
+    Column("oracle_error_over_sigma", "oracle/sigma", _number), Column("seconds", "seconds", ".1f"),
+]  # fmt: skip

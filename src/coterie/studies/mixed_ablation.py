@@ -105,10 +105,6 @@ def _at(chosen: Settings, task: tuple[str, str, int]) -> list[dict[str, Any]]:
 
 
 COLUMNS = [
-    Column("setting", "setting"),
-    Column("variant", "variant"),
-    Column("method", "method"),
-    *RATIOS,
-    Column("mean_anchor_error", "anchor error", "{:.2f}".format),
-    Column("anchors_near", "anchors", "{:.0%}".format),
-]
+    Column("setting", "setting"), Column("variant", "variant"), Column("method", "method"), *RATIOS,
+    Column("mean_anchor_error", "anchor error", ".2f"), Column("anchors_near", "anchors", ".0%"),
+]  # fmt: skip

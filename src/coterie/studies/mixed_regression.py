@@ -120,18 +120,13 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 RATIOS = [
     Column("seeds", "seeds"),
-    Column("mean_error", "error", "{:.4f}".format),
-    Column("mean_ratio", "mean ratio", "{:.3f}".format),
-    Column("max_ratio", "max", "{:.3f}".format),
-    Column("success", "<= 1.05", "{:.0%}".format),
+    Column("mean_error", "error", ".4f"),
+    Column("mean_ratio", "mean ratio", ".3f"),
+    Column("max_ratio", "max", ".3f"),
+    Column("success", "<= 1.05", ".0%"),
     Column("median_rounds", "rounds"),
 ]  # of all studies of mixed regression
 COLUMNS = [
-    Column("setting", "setting"),
-    Column("method", "method"),
-    Column("local_steps", "steps"),
-    *RATIOS[:3],
-    Column("median_ratio", "median", "{:.3f}".format),
-    *RATIOS[3:],
-    Column("anchors_near", "anchors", "{:.0%}".format),
-]
+    Column("setting", "setting"), Column("method", "method"), Column("local_steps", "steps"), *RATIOS[:3],
+    Column("median_ratio", "median", ".3f"), *RATIOS[3:], Column("anchors_near", "anchors", ".0%"),
+]  # fmt: skip

@@ -165,9 +165,6 @@ def _at(methods: tuple[str, ...], task: tuple[Point, int]) -> list[dict[str, Any
 
 
 COLUMNS = [
-    Column("factor", "factor"),
-    Column("value", "value"),
-    Column("method", "method"),
-    *RATIOS,
-    Column("mean_anchor_error", "anchors", "{:.2f}".format),
-]
+    Column("factor", "factor"), Column("value", "value"), Column("method", "method"), *RATIOS,
+    Column("mean_anchor_error", "anchors", ".2f"),
+]  # fmt: skip

@@ -246,14 +246,9 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 COLUMNS = [
-    Column("method", "method"),
-    Column("final_accuracy", "accuracy", "{:.3f}".format),
-    Column("std", "std", "{:.3f}".format),
-    Column("worst_decile", "worst", "{:.3f}".format),
-    Column("target", "target", "{:.3f}".format),
-    Column("rounds_to_target", "rounds", "{:.0f}".format),
-    Column("time_to_target", "time", "{:.1f}".format),
-    Column("time_ratio", "over fedrep's", "{:.2f}".format),
-    Column("virtual_time", "in all", "{:.1f}".format),
+    Column("method", "method"), Column("final_accuracy", "accuracy", ".3f"), Column("std", "std", ".3f"),
+    Column("worst_decile", "worst", ".3f"), Column("target", "target", ".3f"),
+    Column("rounds_to_target", "rounds", ".0f"), Column("time_to_target", "time", ".1f"),
+    Column("time_ratio", "over fedrep's", ".2f"), Column("virtual_time", "in all", ".1f"),
     Column("left_out", "left out"),
-]
+]  # fmt: skip

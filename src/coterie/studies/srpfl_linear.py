@@ -251,15 +251,9 @@ def _summed_up(judged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 COLUMNS = [
-    Column("method", "method"),
-    Column("start_distance", "start", "{:.3f}".format),
-    Column("final_distance", "distance", "{:.5f}".format),
-    Column("ratio", "ratio", "{:.3f}".format),
-    Column("max_ratio", "max", "{:.3f}".format),
-    Column("rate", "rate", "{:.3f}".format),
-    Column("rate_r2", "R2", "{:.3f}".format),
-    Column("rate_bound", "bound", "{:.3f}".format),
-    Column("rounds_to_2x", "rounds", "{:.0f}".format),
-    Column("time_to_2x", "time", "{:.1f}".format),
-    Column("virtual_time", "in all", "{:.1f}".format),
-]
+    Column("method", "method"), Column("start_distance", "start", ".3f"),
+    Column("final_distance", "distance", ".5f"), Column("ratio", "ratio", ".3f"), Column("max_ratio", "max", ".3f"),
+    Column("rate", "rate", ".3f"), Column("rate_r2", "R2", ".3f"), Column("rate_bound", "bound", ".3f"),
+    Column("rounds_to_2x", "rounds", ".0f"), Column("time_to_2x", "time", ".1f"),
+    Column("virtual_time", "in all", ".1f"),
+]  # fmt: skip

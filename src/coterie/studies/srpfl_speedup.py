@@ -245,17 +245,9 @@ def _fit(x: np.ndarray, y: np.ndarray) -> dict[str, float | None]:
 
 
 COLUMNS = [
-    Column("stages", "stages"),
-    Column("communication", "C", "{:g}".format),
-    Column("c_hat", "c", "{:g}".format),
-    Column("seeds", "seeds"),
-    Column("ratio_first", "fewest N", "{:.3f}".format),
-    Column("exact_first", "exact", "{:.3f}".format),
-    Column("ratio_last", "most N", "{:.3f}".format),
-    Column("exact_last", "exact", "{:.3f}".format),
-    Column("below_one", "below 1"),
-    Column("slope", "slope", "{:.2f}".format),
-    Column("intercept", "intercept", "{:.2f}".format),
-    Column("r2", "R2", "{:.3f}".format),
-    Column("exact_r2", "exact R2", "{:.3f}".format),
-]
+    Column("stages", "stages"), Column("communication", "C", "g"), Column("c_hat", "c", "g"),
+    Column("seeds", "seeds"), Column("ratio_first", "fewest N", ".3f"), Column("exact_first", "exact", ".3f"),
+    Column("ratio_last", "most N", ".3f"), Column("exact_last", "exact", ".3f"), Column("below_one", "below 1"),
+    Column("slope", "slope", ".2f"), Column("intercept", "intercept", ".2f"), Column("r2", "R2", ".3f"),
+    Column("exact_r2", "exact R2", ".3f"),
+]  # fmt: skip

@@ -2,6 +2,7 @@
 """On a real SuperLink with four SuperNodes, over TLS and with nodes that prove who they are: the same as in process."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
+from coterie.engines.flower import warm_node
 from coterie.engines.flower.federation import Federation, down, find, process_of, restart, up
 from coterie.engines.flower.processes import free_port, kill
+from coterie.engines.flower.warm_node import await_end
 
 NODES = 4
 COMMON = (  # every message costs seconds: a node starts a process for it
@@ -69,9 +72,20 @@ def fitted(place: Path, method: str, *words: object) -> Path:
     return out
 
 
+def state_of(place: Path, name: str) -> Path:
+    return place / "fed" / "nodes" / name.removeprefix("node-") / "state" / name
+
+
+def keeps_a_process(place: Path, name: str) -> bool:
+    """Whether a process listens for the node's messages."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(warm_node._folder(state_of(place, name)) / "socket")) == 0
+
+
 @pytest.mark.parametrize("method", ["ifca", pytest.param("fedrep", marks=pytest.mark.study)])
 def test_real_nodes_agree_with_one_process(method: str, made: Federation, place: Path) -> None:
     there = fitted(place, method, "flower", "run", "--folder", "fed")
+    assert [name for name in made.nodes if keeps_a_process(place, name)] == list(made.nodes)
     here = fitted(place, method, "fit", "rows.parquet", "--client", "site", "--target", "y")
     remote, local = (load_file(run / "models" / "models.safetensors") for run in (there, here))
     assert remote.keys() == local.keys()
@@ -88,6 +102,8 @@ def test_real_nodes_agree_with_one_process(method: str, made: Federation, place:
 def test_a_node_that_was_killed_is_there_again(made: Federation, place: Path) -> None:
     kill(process_of(made, "node-2"))
     assert not find(place / "fed").running()["node-2"]
+    await_end(state_of(place, "node-2"), patience=60)
+    assert not keeps_a_process(place, "node-2")  # it ends with its SuperNode, even if that is killed
     again = restart(made, "node-2")
     again.await_nodes(600)  # ends as soon as all are there, or one has died
     present = process_of(again, "node-2")

@@ -17,8 +17,8 @@ from flwr.app import Error, Message
 from coterie.algorithms.fedrep import fedrep
 from coterie.algorithms.ifca import State, ifca
 from coterie.algorithms.starts import Start
-from coterie.engines.chosen import engine_for
 from coterie.engines.drive import Program
+from coterie.engines.engine_for import engine_for
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.client import _loaded, _workers
 from coterie.engines.flower.connect import connect

@@ -20,7 +20,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from coterie.data.clients import Clients, held_out
 from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
-from coterie.engines.chosen import engine_for
+from coterie.engines.engine_for import engine_for
 from coterie.engines.flower.client import NodeData, refuse_mods
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.messages import Introduction

@@ -35,16 +35,17 @@ from coterie.data.remote import Part
 from coterie.engines.flower import frames, warm_node
 from coterie.engines.flower.client_app import ask
 from coterie.engines.flower.messages import Answers, Hello, Introduction, Question, Refusal, State
-from coterie.engines.flower.node_config import state_folder
+from coterie.engines.flower.node_config import idle_seconds, state_folder
 from coterie.engines.flower.warm import serve
 from coterie.engines.flower.warm_node import NotWarmError, WarmNode, await_end
 from coterie.engines.flower.wire import from_records, to_records
-from coterie.errors import RunError
+from coterie.errors import ConfigError, RunError
 from coterie.models import linear_regression
 from coterie.protocol import Ask
 
 HEAVY = ("torch", "pyarrow", "scipy", "sklearn", "safetensors", "coterie.protocol", "coterie.config", "coterie.data")
 LINE = linear_regression(2)
+needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are looked for in /proc")
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,7 @@ def _words(path: Path) -> list[str]:
 
 
 # -- what is answered -------------------------------------------------------------------------------------------------
+@needs_proc
 def test_answers_are_those_of_a_new_process(context: Context, tmp_path: Path) -> None:
     cold = Context(1, 5, {**context.node_config, "state": str(tmp_path / "cold"), "warm": False}, RecordDict(), {})
     asked = [
@@ -203,6 +205,14 @@ def test_a_node_that_cannot_keep_a_process_answers_all_the_same(context: Context
     assert isinstance(from_records(ask(said(Hello("run")), context).content), Introduction)
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, True, "ten", float("inf"), float("nan")])
+def test_a_time_to_wait_that_makes_no_sense_is_refused(seconds: Any, context: Context) -> None:
+    assert idle_seconds(context) == 600.0
+    context.node_config["warm-seconds"] = seconds
+    with pytest.raises(ConfigError, match="warm-seconds is"):
+        ask(said(Hello("run")), context)
+
+
 # -- one process, for its owner, no longer than the SuperNode ---------------------------------------------------------
 def broken(node: WarmNode) -> None:
     """Send what no process can make sense of: it is started for that, and says so, without reading any rows."""
@@ -218,6 +228,7 @@ def test_only_the_owner_may_enter(context: Context) -> None:
     assert stat.S_IMODE((node.folder / "lock").stat().st_mode) == 0o600
 
 
+@needs_proc
 def test_messages_at_once_are_answered_by_one_process(context: Context) -> None:
     node = node_of(context)
     with ThreadPoolExecutor(4) as pool:
@@ -225,6 +236,7 @@ def test_messages_at_once_are_answered_by_one_process(context: Context) -> None:
     assert sum(node.identity in _words(path) for path in Path("/proc").glob("[0-9]*/cmdline")) == 1
 
 
+@needs_proc
 def test_another_version_is_answered_by_another_process(context: Context) -> None:
     old, new = node_of(context), WarmNode(node_of(context).folder, "of another version", 60.0)
     broken(old)
@@ -324,6 +336,7 @@ def crashes(context: bytes, message: bytes) -> bytes:
     sys.exit()
 
 
+@needs_proc
 def test_a_request_that_a_process_ends_over_is_put_to_another(listening: Any) -> None:
     node, thread = listening(crashes)
     broken(node)  # which a real process says

@@ -14,6 +14,8 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from safetensors.torch import save
 
 import coterie.engines.flower.catalogue
 from coterie.algorithms.fedavg import train_shared
@@ -22,7 +24,7 @@ from coterie.data.draws import Share
 from coterie.data.remote import Cast, Divided, Part, Scaled
 from coterie.engines.flower import registry
 from coterie.engines.flower.messages import Question, State
-from coterie.engines.flower.wire import fingerprint, from_records, to_records
+from coterie.engines.flower.wire import fingerprint, from_records, tensors_in, to_records
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.local import Training
 from coterie.models import Dense, Network, split
@@ -37,9 +39,7 @@ def travelled(value: Any) -> Any:
 
 def spoilt(document: Any) -> RecordDict:
     """A message that says this."""
-    return RecordDict(
-        {"coterie-arrays": ArrayRecord({}), "coterie-document": ConfigRecord({"json": json.dumps(document)})}
-    )
+    return RecordDict({**to_records(None), "coterie-document": ConfigRecord({"json": json.dumps(document)})})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,12 @@ def test_a_question_comes_out_whole() -> None:
 
 def test_a_tensor_that_is_used_twice_is_sent_once() -> None:
     theta = torch.randn(3)
-    assert len(to_records([theta, (theta, {"again": theta})])["coterie-arrays"]) == 1
+    assert len(tensors_in(to_records([theta, (theta, {"again": theta})]))) == 1
+
+
+def test_many_tensors_are_few_objects_to_flower() -> None:
+    few, many = (to_records([torch.full((3,), float(i)) for i in range(n)]) for n in (1, 40))
+    assert len(get_all_nested_objects(many)) == len(get_all_nested_objects(few)) == 5  # each costs six requests
 
 
 def test_a_network_of_ones_own_is_sent_by_name() -> None:
@@ -171,16 +176,25 @@ def test_what_is_not_registered_is_not_made(document: Any, said: str) -> None:
 
 def test_arrays_must_be_what_they_say() -> None:
     good = to_records(torch.zeros(2, 3))
-    array = good["coterie-arrays"]["0"]
+    array = good["coterie-arrays"]["tensors"]
+    header = json.loads(array.data[8 : 8 + int.from_bytes(array.data[:8], "little")])
+
+    def claiming(**lie: Any) -> bytes:
+        said = json.dumps({"0": {**header["0"], **lie}}).encode()
+        return len(said).to_bytes(8, "little") + said + bytes(24)
+
     lies = [
-        Array(dtype="float64", shape=(2, 3), stype=array.stype, data=array.data),
-        Array(dtype="float32", shape=(3, 2), stype=array.stype, data=array.data),
-        Array(dtype="float32", shape=(2, 3), stype=array.stype, data=array.data[:-4]),
-        Array(dtype="float32", shape=(2, 3), stype=array.stype, data=b"\x80\x04K\x01."),  # a pickle
-        Array(dtype="float32", shape=(2, 3), stype="another", data=array.data),
-    ]
+        Array(dtype="uint8", shape=(9,), stype="numpy.ndarray", data=array.data),
+        *(
+            Array(dtype="uint8", shape=(len(data),), stype="safetensors", data=data)
+            for data in (
+                array.data[:-4], b"\x80\x04K\x01.", b"", b"\xff" * 64, claiming(shape=[3, 3]), claiming(dtype="F64"),
+                claiming(data_offsets=[0, 1 << 40]), save({"0": torch.zeros(2, 3, dtype=torch.bfloat16)}),
+            )
+        ),
+    ]  # fmt: skip
     for lie in lies:
-        records = RecordDict({"coterie-arrays": ArrayRecord({"0": lie}), "coterie-document": good["coterie-document"]})
+        records = RecordDict({**good, "coterie-arrays": ArrayRecord({"tensors": lie})})
         with pytest.raises(RunError, match="cannot be read"):
             from_records(records)
 

@@ -4,7 +4,8 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -15,6 +16,8 @@ from coterie.engines.flower.wire import from_records, to_records
 from coterie.errors import CoterieError
 
 __all__ = ["Called", "Link", "Node"]
+
+T = TypeVar("T", int, str)
 
 
 @dataclass
@@ -68,8 +71,7 @@ class Link:
         """Ask those who they are who have not been asked, and give what is known so far of those who are new."""
         there = set(self.grid.get_node_ids())
         known = {node.address for node in self.nodes.values()} | self._greeted.keys()
-        for address in sorted(there - known):
-            self._greeted[address] = self._push(Hello(self.run), HELLO, address)
+        self._greeted |= self._push(HELLO, {address: (Hello(self.run), address) for address in sorted(there - known)})
         self._look()
         for node in self.nodes.values():
             if node.address is not None and node.address not in there:
@@ -153,12 +155,11 @@ class Link:
         if not questions:
             return {}
         self.greet()
-        free = {name for name in questions if self.nodes[name].address is not None and not self.nodes[name].waiting}
-        pushed = {}
-        for name in sorted(free):
-            node = self.nodes[name]
-            assert node.address is not None
-            pushed[name] = node.waiting = self._push(questions[name], ASK, node.address)
+        there = {name: self.nodes[name].address for name in sorted(questions) if not self.nodes[name].waiting}
+        to = {name: address for name, address in there.items() if address is not None}
+        pushed = self._push(ASK, {name: (questions[name], address) for name, address in to.items()})
+        for name, number in pushed.items():
+            self.nodes[name].waiting = number
         return pushed
 
     def _take(self, name: str, reply: Message, check: Callable[[Reply], None], called: Called) -> None:
@@ -174,9 +175,12 @@ class Link:
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever a node may have put in
             called.failed[name] = f"is refused: its answer is malformed: {error}"
 
-    def _push(self, value: Any, kind: str, address: int) -> str:
-        message = Message(to_records(value), address, kind, ttl=max(2 * self.timeout, 60.0))
-        return next(iter(self.grid.push_messages([message])), "")
+    def _push(self, kind: str, sent: Mapping[T, tuple[Any, int]]) -> dict[T, str]:
+        """Push values to their addresses, all at once.  -> the numbers of the messages; "" where one could not be pushed"""
+        ttl = max(2 * self.timeout, 60.0)
+        messages = [Message(to_records(value), address, kind, ttl=ttl) for value, address in sent.values()]
+        numbers = list(self.grid.push_messages(messages)) if messages else []
+        return {key: number or "" for key, number in zip_longest(sent, numbers)}
 
     def _look(self) -> None:
         """Pull what has come: nodes become free, replies are kept, and introductions are noted."""

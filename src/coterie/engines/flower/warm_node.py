@@ -31,6 +31,7 @@ _STARTS = 3  # processes that are started for a request at most
 _PATIENCE = 60.0  # seconds in which an old process ends
 _PAUSE = 0.02
 _WAITING = 16  # connections
+_PACKAGE = Path(__file__).parents[2]
 
 
 class NotWarmError(Exception):
@@ -59,7 +60,8 @@ class WarmNode:
     def of(cls, config: Mapping[str, object], state: Path, idle: float) -> "WarmNode":
         """The process of this version, this SuperNode, these settings and these files."""
         parts = {
-            "versions": [version("coterie"), version("flwr"), sys.version, sys.executable, _stamp(Path(__file__))],
+            "versions": [version("coterie"), version("flwr"), sys.version, sys.executable],
+            "code": [_stamp(file) for file in sorted(_PACKAGE.rglob("*.py"))],  # a version that is being worked on
             "supernode": os.getppid(),  # the part of it that starts processes, and ends with it
             "config": dict(config),
             "files": _stamps(config.get("data")),
@@ -201,8 +203,10 @@ def _stamps(data: object) -> list[list[object]]:
     if data is None:
         return []
     path = Path(str(data))
-    files = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
-    return [[str(file), *_stamp(file)] for file in files]
+    inside: list[Path] = []
+    with suppress(OSError):  # a file, or nothing that can be read: the process will say so
+        inside = sorted(path.iterdir())
+    return [[str(file), *_stamp(file)] for file in (path, *inside)]
 
 
 def _stamp(file: Path) -> list[int]:

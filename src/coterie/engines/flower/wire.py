@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages: tensors as Flower's arrays, exactly as they are, and everything else as one JSON document.
+"""Messages: all tensors as one of Flower's arrays, exactly as they are, and everything else as one JSON document.
+
+Flower hands every array on by itself, from the server to the SuperLink, the SuperNode, the ClientApp and back; a message of
+forty tensors would be hundreds of requests. So all are one array of bytes, in the format of safetensors.
 
 The document holds plain values, registered dataclasses by their names, and references to tensors. It is never code.
 """
@@ -15,15 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from coterie.engines.flower import registry
 from coterie.errors import ConfigError, RunError
 from coterie.protocol import Tensors
 
-__all__ = ["fingerprint", "from_records", "pack", "to_records", "unpack"]
+__all__ = ["fingerprint", "from_records", "pack", "tensors_in", "to_records", "unpack"]
 
 _ARRAYS, _DOCUMENT = "coterie-arrays", "coterie-document"
+_FORMAT = "safetensors"
 _DTYPES = {str(d).removeprefix("torch."): d for d in (
     torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
 )}  # fmt: skip
@@ -105,21 +111,33 @@ def to_records(value: Any) -> RecordDict:
     """Put a value into records that Flower sends."""
     tensors: Tensors = {}
     document = json.dumps(pack(value, tensors), allow_nan=False)
-    arrays = ArrayRecord({name: Array(_numpy(tensor)) for name, tensor in tensors.items()})
+    data = save({name: torch.from_numpy(_numpy(tensor).copy()) for name, tensor in tensors.items()})
+    arrays = ArrayRecord({"tensors": Array(dtype="uint8", shape=(len(data),), stype=_FORMAT, data=data)})
     return RecordDict({_ARRAYS: arrays, _DOCUMENT: ConfigRecord({"json": document})})
 
 
 def from_records(records: RecordDict) -> Any:
     """Take a value out of records."""
+    tensors = tensors_in(records)
     try:
-        arrays, document = records[_ARRAYS], records[_DOCUMENT]
-        if not isinstance(arrays, ArrayRecord) or not isinstance(document, ConfigRecord):
-            raise ValueError("records of another kind")
-        said = json.loads(str(document["json"]))
-        tensors = {name: _tensor(name, array) for name, array in arrays.items()}
+        said = json.loads(str(records[_DOCUMENT]["json"]))
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(f"a message cannot be read: {error}", _HINT) from None
     return unpack(said, tensors)
+
+
+def tensors_in(records: RecordDict) -> Tensors:
+    """The tensors that records hold, by the names that the document has for them."""
+    try:
+        array = records[_ARRAYS]["tensors"]
+        if not isinstance(array, Array) or array.stype != _FORMAT:
+            raise ValueError("records of another kind")
+        found = load(array.data)
+        if strange := {str(tensor.dtype) for tensor in found.values()} - {str(known) for known in _DTYPES.values()}:
+            raise ValueError(f"tensors of {', '.join(sorted(strange))}")
+    except (KeyError, ValueError, TypeError, SafetensorError) as error:
+        raise RunError(f"a message cannot be read: {error}", _HINT) from None
+    return found
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
@@ -127,11 +145,3 @@ def _numpy(tensor: Tensor) -> np.ndarray:
         raise ConfigError(f"tensors of {tensor.dtype} cannot be sent", f"use one of {', '.join(_DTYPES)}")
     made: np.ndarray = tensor.detach().cpu().contiguous().numpy()
     return made
-
-
-def _tensor(name: str, array: Array) -> Tensor:
-    """Read an array, if it is what it says that it is."""
-    found = array.numpy()  # numpy's own format, without pickle
-    if str(found.dtype) not in _DTYPES or str(found.dtype) != array.dtype or found.shape != tuple(array.shape):
-        raise ValueError(f"array {name} is {found.dtype} {found.shape} and is said to be {array.dtype} {array.shape}")
-    return torch.from_numpy(found)
