@@ -45,7 +45,7 @@ from coterie.models import Dense, Model, Network, linear_regression, softmax_reg
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
 from coterie.option_fields import options_in
 from coterie.participation import Participants
-from coterie.protocol import Algorithm, Ask, Block
+from coterie.protocol import Algorithm, Ask, Block, Save
 from coterie.registry import METHODS, Method
 
 Program = Callable[[Any], Algorithm]
@@ -182,7 +182,7 @@ def spying(program: Program, states: list[Any]) -> Program:
         try:
             wanted = next(generator)
             while True:
-                if not isinstance(wanted, Ask):
+                if isinstance(wanted, Save):
                     states.append(wanted.state)
                 wanted = generator.send((yield wanted))
         except StopIteration as end:
