@@ -469,7 +469,7 @@ CASES: list[Case] = [
     ifca_case("ifca-minibatch", training=BATCHES, minibatch=True),
     ifca_case("ifca-minibatch-gradient", averaging="gradient", training=Training(batch_size=3), minibatch=True),
     ifca_case("ifca-classes", SOFTMAX, training=STEPS, classes=3),
-    ifca_case("ifca-spread", start=Start("spread"), training=STEPS, draws_clients=True),
+    ifca_case("ifca-spread", start=Start("spread", candidates=3), training=STEPS, draws_clients=True),
     ifca_case("ifca-reseeding", start=FAR, n_clusters=3, patience=2, rounds=5, training=STEPS, draws_clients=True),
     ifca_case("ifca-resample", resample=4, training=STEPS, minibatch=True),
     ifca_case("ifca-resample-gradient", resample=2, averaging="gradient", soft=True, minibatch=True),
