@@ -28,7 +28,7 @@ def tool(name: str) -> str:
 
 
 def environment(home: Path | None, *, threads: int | None = None) -> dict[str, str]:
-    """The environment of Flower's processes: files in `home`, no telemetry and short waits unless the user says otherwise."""
+    """The environment of Flower's processes: files in `home`, no telemetry, short waits unless the user says otherwise."""
     made = {**QUIET, **_SOON, **os.environ, "PATH": _path(), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
     if home is not None:
         made["FLWR_HOME"] = str(home)
