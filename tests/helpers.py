@@ -45,7 +45,7 @@ from coterie.models import Dense, Model, Network, linear_regression, softmax_reg
 from coterie.models.mixtures import Custom, Family, Gaussian, Regression
 from coterie.option_fields import options_in
 from coterie.participation import Participants
-from coterie.protocol import Algorithm, Ask, Block
+from coterie.protocol import Algorithm, Ask, Block, Save
 from coterie.registry import METHODS, Method
 
 Program = Callable[[Any], Algorithm]
@@ -182,7 +182,7 @@ def spying(program: Program, states: list[Any]) -> Program:
         try:
             wanted = next(generator)
             while True:
-                if not isinstance(wanted, Ask):
+                if isinstance(wanted, Save):
                     states.append(wanted.state)
                 wanted = generator.send((yield wanted))
         except StopIteration as end:
@@ -469,7 +469,7 @@ CASES: list[Case] = [
     ifca_case("ifca-minibatch", training=BATCHES, minibatch=True),
     ifca_case("ifca-minibatch-gradient", averaging="gradient", training=Training(batch_size=3), minibatch=True),
     ifca_case("ifca-classes", SOFTMAX, training=STEPS, classes=3),
-    ifca_case("ifca-spread", start=Start("spread"), training=STEPS, draws_clients=True),
+    ifca_case("ifca-spread", start=Start("spread", candidates=3), training=STEPS, draws_clients=True),
     ifca_case("ifca-reseeding", start=FAR, n_clusters=3, patience=2, rounds=5, training=STEPS, draws_clients=True),
     ifca_case("ifca-resample", resample=4, training=STEPS, minibatch=True),
     ifca_case("ifca-resample-gradient", resample=2, averaging="gradient", soft=True, minibatch=True),

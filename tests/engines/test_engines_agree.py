@@ -37,7 +37,7 @@ from flower_grid import MemoryGrid, connected, dealt
 from helpers import CASES, LAPLACE, MODULE, Case, assert_same_state, federation, state_tensors
 
 DOUBLE, SINGLE = 1e-10, 1e-6
-MANY = (60, 45, 0, 60, 52, 38, 60, 41, 77, 60)  # rows by client: more than anything that a client answers
+MANY = (60, 120, 0, 120, 152, 138, 180, 141, 77, 60)  # rows by client: more than anything that a client answers
 
 register_named("module", MODULE.module)
 register_named("laplace", LAPLACE)

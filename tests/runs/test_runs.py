@@ -138,7 +138,7 @@ def test_what_was_begun_is_kept_when_it_is_finished(tmp_path: Path) -> None:
 def test_rounds_are_a_table(run: Finished) -> None:
     table = pq.read_table(run.folder / "rounds.parquet")
     assert table.column_names == [
-        "run", "round", "loss", "participants", "bytes_up", "bytes_down", "seconds", "moved", "sizes",
+        "run", "round", "loss", "participants", "messages", "bytes_up", "bytes_down", "seconds", "moved", "sizes",
         "movement", "spectrum",
     ]  # fmt: skip
     rows = table.to_pylist()

@@ -214,9 +214,10 @@ class _Drive:
 
     def restore(self, path: Path, state_type: type | Sequence[type]) -> None:
         tensors, document = load_tensors(path)
-        types = [state_type] * len(self.programs) if isinstance(state_type, type) else list(state_type)
+        kinds = isinstance(state_type, Sequence)  # of programs that differ, later ones may not have been begun
+        types: list[Any] = list(state_type) if isinstance(state_type, Sequence) else [state_type] * len(self.programs)
         begun = len(document["states"])
-        if begun > len(types) or (begun < len(types) and isinstance(state_type, type)):
+        if begun > len(types) or (begun < len(types) and not kinds):
             raise RunError(
                 f"the checkpoint {path} has {len(document['states'])} runs and {len(self.programs)} are asked for",
                 "continue with the options that it was begun with",

@@ -95,12 +95,12 @@ class Networks:
         if name == "clusters":
             return self._clusters()
         if name == "representation":
-            return self._found(name, [self.trainer.heads(rows) for rows, _ in self.sides], "rounds", self.rounds)
+            return self._found(name, [self.trainer.heads(*side) for side in self.sides], "rounds", self.rounds)
         if name == "local":
-            return self._found(name, [self.trainer.alone(rows) for rows, _ in self.sides], "steps", ALONE)
+            return self._found(name, [self.trainer.alone(*side) for side in self.sides], "steps", ALONE)
         best = self._best(plain)
         sides = zip(common, self.sides, strict=True)
-        tuned: Every = [self.trainer.tuned(fits[best], rows) for fits, (rows, _) in sides]
+        tuned: Every = [self.trainer.tuned(fits[best], *side) for fits, side in sides]
         return self._found(name, tuned, "steps", TUNED, free=False)
 
     def _found(

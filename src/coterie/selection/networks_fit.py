@@ -25,8 +25,8 @@ from coterie.evaluate import Measured, Placed
 from coterie.local import Training, worst_if_nan
 from coterie.methods.baselines import measured_models, placed
 from coterie.methods.personal.measure import Fit, personal_start
-from coterie.methods.personal.model import Personal, trained
-from coterie.methods.session import Session
+from coterie.methods.personal.model import Personal, begun, copied
+from coterie.methods.session import On, Session
 from coterie.models import Model, last_layers
 from coterie.protocol import Algorithm
 
@@ -45,7 +45,7 @@ class Served(Protocol):
     """A fit of a structure to rows of some clients."""
 
     def on(self, rows: Ragged) -> Measured:
-        """Judge it by other rows of the same clients."""
+        """Judge it by the rows that were held out of it."""
 
     def on_new(self, support: Ragged, query: Ragged) -> Measured:
         """Judge it by clients that show a few labelled rows first."""
@@ -77,18 +77,30 @@ class Shared:
 
 @dataclass(frozen=True)
 class Own:
-    """Networks of which a part, or all, is a client's own."""
+    """Networks of which a part, or all, is a client's own, and how they do on held-out rows.
+
+    They are judged at once: clients keep one part of their own, and the next setting replaces it.
+    """
 
     session: Session
     personal: Personal
+    judged: Measured | None
 
     def on(self, rows: Ragged) -> Measured:
-        """Measure a client's own."""
-        return self.personal.measured(rows, self.personal.own, self.session)
+        """Tell how clients' own do."""
+        assert self.judged is not None
+        return self.judged
 
     def on_new(self, support: Ragged, query: Ragged) -> Measured:
         """Fit what is a client's own to its labelled rows."""
-        return self.personal.measured(query, self.personal.adapted(support, session=self.session), self.session)
+        return _judged(self.session, self.personal, support, query)
+
+
+def _judged(session: Session, personal: Personal, rows: Ragged, held: Ragged, kept: Any = None) -> Measured:
+    """Let clients fit a part of their own to rows, unless `kept` says that they have one, and judge it by others."""
+    learn = On(rows, {0: personal.learn_ask(kept)}, kept)
+    _, got = session.exchange([learn, On(held, {0: personal.judge_ask()}, after=0)])
+    return Measured(**got[0].values)
 
 
 @dataclass(frozen=True)
@@ -161,11 +173,11 @@ class Trainer:
         ]
         return runs[_least([_total(run[-1].on(rows)) for run in runs])]
 
-    def heads(self, rows: Ragged) -> list[Own]:
+    def heads(self, rows: Ragged, held: Ragged | None) -> list[Own]:
         """A shared body and a head each, after each number of rounds."""
         layers, seed, how = last_layers(self.model, 1), self.seed, self._training
         fit = Fit(personal_start(self.model, layers, seed=seed), self.step_size, how, seed)
-        engine, kept = self.session.engine(rows), list[Own]()
+        engine, made = self.session.engine(rows), list[Own]()
 
         def program(state: None) -> Algorithm:
             now = None
@@ -173,29 +185,28 @@ class Trainer:
                 now = yield from fedrep(
                     now, model=self.model, rounds=rounds, step_size=self.step_size, seed=seed, head=how, body=how
                 )
-                private = {name: value.clone() for name, value in engine.private[0].items()}
-                kept.append(
-                    Own(
-                        self.session,
-                        trained(self.model, layers, now.theta, private, rows, fit, self.scaling, self.session),
-                    )
-                )
+                found = begun(self.model, layers, now.theta, rows.names, fit, self.scaling)
+                made.append(self._own(found, rows, held, copied(engine.private)))
 
         self._run("representation", rows, [program])
-        return kept
+        return made
 
-    def alone(self, rows: Ragged) -> list[Own]:
+    def alone(self, rows: Ragged, held: Ragged | None) -> list[Own]:
         """One network each, after each number of steps."""
         start = first_model(self.model, self.seed)
-        return [self._tuned(start, rows, Training(steps, momentum=MOMENTUM)) for steps in ALONE]
+        return [self._tuned(start, rows, held, Training(steps, momentum=MOMENTUM)) for steps in ALONE]
 
-    def tuned(self, common: Shared, rows: Ragged) -> list[Own]:
+    def tuned(self, common: Shared, rows: Ragged, held: Ragged | None) -> list[Own]:
         """Networks that go on from the common one; plain steps, as MAML's clients take."""
-        return [self._tuned(common.theta[0], rows, Training(steps)) for steps in TUNED]
+        return [self._tuned(common.theta[0], rows, held, Training(steps)) for steps in TUNED]
 
-    def _tuned(self, start: Tensor, rows: Ragged, how: Training) -> Own:
+    def _tuned(self, start: Tensor, rows: Ragged, held: Ragged | None, how: Training) -> Own:
         fit = Fit(start, self.step_size, how, self.seed)
-        return Own(self.session, trained(self.model, (), start, {}, rows, fit, self.scaling, self.session))
+        return self._own(begun(self.model, (), start, rows.names, fit, self.scaling), rows, held)
+
+    def _own(self, found: Personal, rows: Ragged, held: Ragged | None, kept: Any = None) -> Own:
+        judged = None if held is None else _judged(self.session, found, rows, held, kept)
+        return Own(self.session, found, judged)
 
 
 def _snapshots(

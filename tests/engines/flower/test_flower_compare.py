@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.data.clients import Clients, held_out
+from coterie.data.clients import held_out
 from coterie.data.ragged import Ragged
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.strategies import CoterieStrategy, compare
@@ -151,11 +151,23 @@ def test_auto_needs_no_folder(rows: Ragged, here: Comparison, tmp_path: Path, mo
     assert strategy.fitted_.options.method == "shrunk"
 
 
-def test_networks_are_compared_where_rows_are_at_hand(rows: Ragged, tmp_path: Path) -> None:
-    clients, _ = connected(rows, tmp_path)
-    assert isinstance(clients, Clients)
-    with pytest.raises(coterie.ConfigError, match="at hand"):
-        coterie.compare(clients, hidden=(4,))
+def test_networks_are_compared_alike(rows: Ragged, tmp_path: Path) -> None:
+    """In float32, and after a few rounds: scores agree to a few digits, choices in full."""
+    how: dict[str, Any] = {
+        "quick": True,
+        "seed": 3,
+        "hidden": (4,),
+        "folds": 2,
+        "structures": ("local", "representation"),
+    }
+    clients, _ = connected(rows, tmp_path, nodes=NODES, test_size=0.2, new_clients=0.2, seed=3)
+    here = coterie.compare(held_out(rows, plain_schema(rows), test_size=0.2, new_clients=0.2, seed=3), **how)
+    there = coterie.compare(clients, **how)
+    assert there.chosen == here.chosen
+    for one in there.structures:
+        assert one.setting == here[one.name].setting
+        assert one.score == pytest.approx(here[one.name].score, abs=2e-3)
+        assert one.new_metric == pytest.approx(here[one.name].new_metric, rel=1e-2)
 
 
 @pytest.mark.study

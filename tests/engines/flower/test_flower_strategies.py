@@ -248,13 +248,6 @@ def test_the_example_runs_in_simulation(example: Path, tmp_path: Path) -> None:
     assert "sites by cluster: [6, 6]" in done.stdout
 
 
-def test_a_comparison_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path / "run", None):
-        with pytest.raises(ConfigError, match="where the rows are at hand"):
-            CoterieStrategy("auto").start(on_nodes(tmp_path), nodes=3, folder=folder)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("method", ["local", "shrunk", "representation"])
 def test_linear_models_of_single_clients_are_what_they_are_here(method: str, tmp_path: Path) -> None:
     strategy = CoterieStrategy(method)

@@ -16,6 +16,7 @@ from coterie.errors import ConfigError, RunError
 __all__ = ["QUIET", "Connection", "environment", "tool"]
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+_SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds after which Flower looks for work; its default is 1
 
 
 def tool(name: str) -> str:
@@ -27,8 +28,8 @@ def tool(name: str) -> str:
 
 
 def environment(home: Path | None, *, threads: int | None = None) -> dict[str, str]:
-    """The environment of Flower's processes: its files in `home`, telemetry off unless the user has turned it on."""
-    made = {**QUIET, **os.environ, "PATH": _path(), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+    """The environment of Flower's processes: files in `home`, no telemetry, short waits unless the user says otherwise."""
+    made = {**QUIET, **_SOON, **os.environ, "PATH": _path(), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
     if home is not None:
         made["FLWR_HOME"] = str(home)
     if threads is not None:

@@ -13,7 +13,6 @@ from coterie.algorithms.preparation import Scaling
 from coterie.data.clients import Clients
 from coterie.data.draws import First
 from coterie.data.ragged import Ragged
-from coterie.data.remote import RemoteRows
 from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.errors import ConfigError, DataError
 from coterie.methods.linear.structures import ORDER
@@ -84,10 +83,6 @@ def checked(
         raise ConfigError(f"few_shot is {few_shot}", "a new client needs at least 1 labelled row")
     if hidden and clients.schema.task == "none":
         raise DataError("networks need a target to learn", "name its column with --target, or leave hidden layers out")
-    if hidden and isinstance(clients.train, RemoteRows):
-        raise ConfigError(
-            "networks are compared where the rows are at hand", "leave hidden layers out, or name a method"
-        )
     if len(clients.train.shape) != 1:
         raise DataError(f"rows of shape {clients.train.shape} cannot be compared", "flatten the rows")
     if clients.n_clients < 2:
