@@ -26,13 +26,6 @@ __all__ = ["app"]
 
 app = typer.Typer(help="The same comparisons and fits on a Flower federation.", no_args_is_help=True)
 
-_DEMO: dict[
-    str, dict[str, Any]
-] = {  # a message takes seconds, so: few rounds with more work, and starts that share them
-    "training": {"rounds": 4, "local_steps": 80},
-    "clusters": {"init": "random", "n_init": 4},
-}
-
 FOLDER = Path(".coterie-flower")
 
 Folder = Annotated[Path, typer.Option(help="Folder of the federation on this machine.")]
@@ -119,7 +112,7 @@ def compare_command(
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
         place = (out_ or free_folder("flower-compare")).absolute()
-        config = {"task": "compare", "options": json.dumps(said), "out": str(place), "timeout": timeout}
+        config = {"task": "compare", "compare": json.dumps(said), "out": str(place), "timeout": timeout}
         again = f"the same command with --out {place}"
         _submit({**config, "nodes": nodes or _expected(made)}, connection, as_json, again)
 
@@ -190,25 +183,25 @@ def demo_command(
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run the demo with its 144 clients on SuperNodes on this machine, then stop them."""
+    """Compare and fit 48 invented hospitals on SuperNodes on this machine, then stop these."""
     from coterie.engines.flower.federation import down, up
-    from coterie.studies import digits_demo
+    from coterie.studies import stays_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
-    chosen = digits_demo.demo_options(seed)
-    chosen = chosen.model_copy(
-        update={group: getattr(chosen, group).model_copy(update=said) for group, said in _DEMO.items()}
-    )
+    chosen, run = stays_demo.demo_options(seed), out_ or free_folder("flower-demo")
     with tempfile.TemporaryDirectory(prefix="coterie-flower-") as place:
         folder = Path(place)
-        rows = folder / "digits.parquet"
-        digits_demo.write_demo_rows(rows, seed)
+        rows = folder / "stays.parquet"
+        stays_demo.write_stays(rows, seed)
         err.print(f"starting a SuperLink and {nodes} SuperNodes")
         try:
-            made = up(nodes=nodes, data=rows, client="client", target="digit", folder=folder)
-            _run(out_ or free_folder("flower-demo"), chosen, made.connection, nodes, 600.0, 0.0, as_json)
+            made = up(nodes=nodes, data=rows, client=chosen.data.client, target=chosen.data.target, folder=folder)
+            err.print("comparing how the hospitals differ, then fitting what is found")
+            _run(run, chosen, made.connection, nodes, 600.0, 0.0, as_json, effort=json.dumps(vars(stays_demo.EFFORT)))
         finally:
             down(folder)
+    if not as_json:
+        print(f"comparison: {run / 'comparison' / 'report.html'}")
 
 
 # -- small helpers ----------------------------------------------------------------------------------------------------
@@ -242,9 +235,12 @@ def _run(
     timeout: float,
     every: float,
     as_json: bool,
+    **more: str,
 ) -> None:
     config = {"task": "fit", "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes}
-    _submit({**config, "timeout": timeout, "every": every}, connection, as_json, f"coterie flower resume {folder}")
+    _submit(
+        {**config, "timeout": timeout, "every": every, **more}, connection, as_json, f"coterie flower resume {folder}"
+    )
 
 
 def _submit(config: dict[str, Any], connection: "Connection", as_json: bool, again: str) -> None:

@@ -21,6 +21,7 @@ from coterie.config import DataOptions, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError
+from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.report.comparison import write_comparison_report
 from coterie.runs.folder import strict
@@ -124,13 +125,13 @@ def answers_of(folder: Path) -> Path:
 
 
 def keeping_answers(
-    place: Path, clients: Clients, chosen: FitOptions, *, quick: bool = False
+    place: Path, clients: Clients, chosen: FitOptions, *, quick: bool = False, effort: Effort | None = None
 ) -> AbstractContextManager[None]:
     """Keep what clients on other machines answer, and begin with what they have answered before; rows here need nothing."""
     if not isinstance(clients.train, RemoteRows):
         return nullcontext()
     asked = {"coterie": version("coterie"), "data": clients.fingerprint(), "quick": quick, "seed": chosen.seed}
-    asked |= {"hidden": list(chosen.model.hidden)}
+    asked |= {"hidden": list(chosen.model.hidden), "effort": None if effort is None else vars(effort)}
     made: AbstractContextManager[None] = clients.train.federation.remembering(place, asked)
     return made
 

@@ -15,6 +15,7 @@ from coterie.engines.flower.events import tell
 from coterie.engines.flower.strategies import CoterieStrategy, compare
 from coterie.engines.in_process import Round
 from coterie.errors import CoterieError
+from coterie.methods.linear.structures import Effort
 from coterie.runs.comparison import Compared
 from coterie.runs.fit import report_run, show_fitted
 from coterie.runs.screen import out
@@ -43,7 +44,7 @@ def serve(grid: Grid, context: Context) -> None:
 def _compare(grid: Grid, config: Any) -> None:
     done = compare(
         grid, folder=Path(config["out"]), nodes=config["nodes"], timeout=config["timeout"], command=config["command"],
-        watch=_watch, told=_asked, **json.loads(config["options"]),
+        watch=_watch, told=_asked, **json.loads(config["compare"]),
     )  # fmt: skip
     assert isinstance(done, Compared)
     with out.capture() as shown:
@@ -56,9 +57,10 @@ def _fit(grid: Grid, config: Any) -> None:
     folder = Path(config["out"])
     chosen = FitOptions.model_validate_json(config["options"])
     strategy = CoterieStrategy(**chosen.model_dump(exclude_unset=True))
+    effort = Effort(**json.loads(config["effort"])) if "effort" in config else None
     strategy.start(
         grid, nodes=config["nodes"], timeout=config["timeout"], folder=folder, command=config["command"],
-        every=config["every"], watch=_watch, begun=_begun, told=_asked,
+        every=config["every"], effort=effort, watch=_watch, begun=_begun, told=_asked,
     )  # fmt: skip
     fitted = strategy.fitted_
     assert fitted is not None

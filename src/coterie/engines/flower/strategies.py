@@ -22,6 +22,7 @@ from coterie.engines.flower.connect import connect
 from coterie.errors import ConfigError
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
+from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.registry import method_of
 from coterie.runs.auto import advised, settled_run
@@ -84,6 +85,7 @@ class CoterieStrategy(Strategy):
         folder: Path | None = None,
         command: str = "coterie.flower.CoterieStrategy",
         every: float = 2.0,
+        effort: Effort | None = None,
         watch: Watch | None = None,
         begun: Callable[[list[str]], None] = lambda left_out: None,
         told: Callable[[str], None] = lambda asked: None,
@@ -106,6 +108,8 @@ class CoterieStrategy(Strategy):
             What the run folder says was asked for.
         every : float
             Seconds between checkpoints.
+        effort : Effort, optional
+            How long "auto" works on the structures that it compares.
         watch : callable, optional
             Told of every round: (phase, what happened, rounds of the phase).
         begun : callable
@@ -119,7 +123,8 @@ class CoterieStrategy(Strategy):
         module = next(iter(self.modules.values()), None)
         if folder is None:
             if chosen.method == "auto":
-                found = selection.compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
+                how: dict[str, Any] = {"hidden": chosen.model.hidden, "seed": chosen.seed, "effort": effort}
+                found = selection.compare(clients, watch=watch, **how)
                 chosen = advised(found.document()).into(chosen)
             self.fitted_ = fit(clients, chosen, watch=watch, module=module)
             return _result(self.fitted_)
@@ -132,7 +137,7 @@ class CoterieStrategy(Strategy):
             begun(left_out)
 
         if chosen.method == "auto":
-            chosen = settled_run(folder, chosen, clients, command, watch=watch, begun=note)
+            chosen = settled_run(folder, chosen, clients, command, effort=effort, watch=watch, begun=note)
         self.fitted_, self.more_ = fit_run(
             folder, chosen, clients, command, every=every, watch=watch, begun=noted, module=module
         )

@@ -33,7 +33,9 @@ _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 _NEAR = slice(2, 3)  # the penalty whose model FedProx begins with
 _STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
 _LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
-_BEGUN = 0.05  # a move of the model for all, relative to its largest parameter, after which other structures begin with it
+_BEGUN = (
+    0.05  # a move of the model for all, relative to its largest parameter, after which other structures begin with it
+)
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
 
 Setting = dict[str, int | float | str]
@@ -54,7 +56,8 @@ class Effort:
     @property
     def messages(self) -> int:
         """About how many it takes to fit all structures side by side: clusters come after shrunk models."""
-        return self.steps // 2 + 2 * self.rounds + (self.max_clusters - 1) * (2 + self.steps // 2)
+        steps = min(self.steps, 7)  # of most clusterings
+        return 7 + 2 * self.rounds + (self.max_clusters - 1) * (2 + steps) + steps
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,16 @@ def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
     return replace(got, values=values, ids=ids, missing=ids[:0])
 
 
-def first_model(problem: Problem, effort: Effort, penalties: tuple[float, ...] = _COMMON_PENALTIES) -> Algorithm:
+def first_model(problem: Problem, effort: Effort) -> Algorithm:
     """One model for all rows together, with each penalty, as far as is enough to begin others with it.  -> its State"""
-    how: dict[str, Any] = {"n_clusters": 1, "penalties": penalties, "rounds": effort.steps, "still": _BEGUN}
-    return (yield from newton_ifca(None, start=nobody_yet(problem, len(penalties)), problem=problem, **how))
+    return (yield from _for_all(problem, _COMMON_PENALTIES, effort, still=_BEGUN))
+
+
+def _for_all(problem: Problem, penalties: tuple[float, ...], effort: Effort, **how: float) -> Algorithm:
+    """One model for all rows together, with each penalty.  -> its State, with K = 1"""
+    start = nobody_yet(problem, len(penalties))
+    about: dict[str, Any] = {"n_clusters": 1, "penalties": penalties, "rounds": effort.steps, **how}
+    return (yield from newton_ifca(None, start=start, problem=problem, **about))
 
 
 def judged_penalties(first: Clusters, problem: Problem) -> Algorithm:
@@ -300,7 +309,7 @@ def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort
     setting : dict
         As the comparison gave it: a penalty, a kind of prior, or a rank.
     """
-    fit: Clusters = yield from first_model(problem, effort, _COMMON_PENALTIES[_NEAR])
+    fit: Clusters = yield from _for_all(problem, _COMMON_PENALTIES[2:3], effort)
     if structure == "local":
         prior = ridge_prior(problem, (float(setting["penalty"]),), len(problem.held), fit.noise[:, 0])
         return (yield from _noisy(prior, problem))
