@@ -27,7 +27,7 @@ from coterie.engines.flower.server import OnFlower
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.engines.in_process import InProcess
 from coterie.errors import RunError
-from coterie.evaluate import place, place_ask
+from coterie.evaluate import place_ask
 from coterie.local import Training
 from coterie.models import Dense, linear_regression
 from coterie.participation import Deadline, FirstReplies, Sampled, VirtualClock
@@ -251,7 +251,7 @@ def test_the_first_answers_are_enough_and_clients_count(tmp_path: Path) -> None:
 
     def once(_: Any) -> Algorithm:
         theta = torch.zeros(1, 4, dtype=torch.float64)
-        got = yield Ask(place, {"model": LINE, "theta": theta}, {"rows": Stack()})
+        got = yield replace(place_ask(LINE, theta), fold={"rows": Stack()})
         heard.append(got)
         yield Save(State(*(torch.zeros(1),) * 4))
 
