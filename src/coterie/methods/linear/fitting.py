@@ -90,20 +90,23 @@ def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool
     """
     first: State = yield from first_model(task.problem, effort)
     base, penalty = _base((yield from judged_penalties(first, task.problem)), task.judged)
-    programs: dict[str, Lockstep] = {
-        "global": _global_and_mixture(task, effort, first, mixed),
+    programs = {
+        "global": _global_and_others(task, wanted, effort, first, mixed),
         "shrunk": _shrunk_and_others(task, wanted, effort, base, penalty),
     }
-    if "local" in wanted:
-        programs["local"] = local(task.problem, effort, base)
     found = yield from together(programs)
-    return {**found.pop("global"), **found.pop("shrunk"), **found}
+    return found["global"] | found["shrunk"]
 
 
-def _global_and_mixture(task: Task, effort: Effort, first: State, mixed: bool) -> Lockstep:
-    """The model for all, and mixtures, which are judged beside it.  -> by name"""
+def _global_and_others(task: Task, wanted: tuple[str, ...], effort: Effort, first: State, mixed: bool) -> Lockstep:
+    """The model for all, and then what begins with its noise: local models and mixtures.  -> by name"""
     common: Found = yield from common_model(task.problem, effort, first)
-    return {"global": common} | ({"mixture": (yield from _mixture(task, effort, common))} if mixed else {})
+    programs: dict[str, Lockstep] = {}
+    if "local" in wanted:
+        programs["local"] = local(task.problem, effort, _base(common, task.judged)[0])
+    if mixed:
+        programs["mixture"] = _mixture(task, effort, common)
+    return {"global": common, **(yield from together(programs))}
 
 
 def _shrunk_and_others(task: Task, wanted: tuple[str, ...], effort: Effort, base: Clusters, penalty: float) -> Lockstep:
