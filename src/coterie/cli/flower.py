@@ -112,9 +112,7 @@ def compare_command(
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
         place = (out_ or free_folder("flower-compare")).absolute()
-        config = {"task": "compare", "compare": json.dumps(said), "out": str(place), "timeout": timeout}
-        again = f"the same command with --out {place}"
-        _submit({**config, "nodes": nodes or _expected(made)}, connection, as_json, again)
+        _compare(place, said, connection, nodes or _expected(made), timeout, as_json)
 
 
 @app.command("resume")
@@ -185,23 +183,27 @@ def demo_command(
 ) -> None:
     """Compare and fit 48 invented hospitals on SuperNodes on this machine, then stop these."""
     from coterie.engines.flower.federation import down, up
+    from coterie.runs.auto import advised
     from coterie.studies import stays_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
-    chosen, run = stays_demo.demo_options(seed), out_ or free_folder("flower-demo")
+    run = (out_ or free_folder("flower-demo")).absolute()
+    found = run.with_name(f"{run.name}-comparison")
     with tempfile.TemporaryDirectory(prefix="coterie-flower-") as place:
         folder = Path(place)
         rows = folder / "stays.parquet"
         stays_demo.write_stays(rows, seed)
         err.print(f"starting a SuperLink and {nodes} SuperNodes")
         try:
-            made = up(nodes=nodes, data=rows, client=chosen.data.client, target=chosen.data.target, folder=folder)
-            err.print("comparing how the hospitals differ, then fitting what is found")
-            _run(run, chosen, made.connection, nodes, 600.0, 0.0, as_json, effort=json.dumps(vars(stays_demo.EFFORT)))
+            made = up(nodes=nodes, data=rows, client="hospital", target="days", folder=folder)
+            effort = {"effort": json.dumps(vars(stays_demo.EFFORT))}
+            _compare(found, {"seed": seed, "new_clients": 0.0}, made.connection, nodes, 600.0, as_json, **effort)
+            document = json.loads((found / "compare.json").read_text(encoding="utf-8"))
+            chosen = advised(document).into(stays_demo.demo_options(seed))
+            err.print(f"fitting what was found: {chosen.method}")
+            _run(run, chosen, made.connection, nodes, 600.0, 0.0, as_json)
         finally:
             down(folder)
-    if not as_json:
-        print(f"comparison: {run / 'comparison' / 'report.html'}")
 
 
 # -- small helpers ----------------------------------------------------------------------------------------------------
@@ -235,12 +237,22 @@ def _run(
     timeout: float,
     every: float,
     as_json: bool,
-    **more: str,
 ) -> None:
     config = {"task": "fit", "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes}
-    _submit(
-        {**config, "timeout": timeout, "every": every, **more}, connection, as_json, f"coterie flower resume {folder}"
-    )
+    _submit({**config, "timeout": timeout, "every": every}, connection, as_json, f"coterie flower resume {folder}")
+
+
+def _compare(
+    folder: Path,
+    said: dict[str, Any],
+    connection: "Connection",
+    nodes: int,
+    timeout: float,
+    as_json: bool,
+    **more: str,
+) -> None:
+    config = {"task": "compare", "compare": json.dumps(said), "out": str(folder), "nodes": nodes, "timeout": timeout}
+    _submit({**config, **more}, connection, as_json, f"the same command with --out {folder}")
 
 
 def _submit(config: dict[str, Any], connection: "Connection", as_json: bool, again: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
-from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.runs.comparison import about, keeping_answers, write_comparison
 from coterie.runs.folder import begin_run, settle_run
@@ -28,19 +27,18 @@ def settled_run(
     clients: Clients,
     command: str,
     *,
-    effort: Effort | None = None,
     watch: Watch | None = None,
     begun: Callable[[], None] = lambda: None,
 ) -> FitOptions:
     """Begin a run, or continue it, with the comparison.  -> the options of what was chosen, from now on the run's
 
-    `begun` is told that there is a run folder; `effort` is as for `compare`.
+    `begun` is told that there is a run folder.
     """
     check_options(chosen)
     new = begin_run(folder, chosen, command, clients)
     begun()
     try:
-        decided = _settled(clients, chosen, folder, command, effort, watch)
+        decided = _settled(clients, chosen, folder, command, watch)
     except CoterieError as error:
         if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
             shutil.rmtree(folder)  # nothing half-written
@@ -49,14 +47,12 @@ def settled_run(
     return decided
 
 
-def _settled(
-    clients: Clients, chosen: FitOptions, folder: Path, command: str, effort: Effort | None, watch: Watch | None
-) -> FitOptions:
+def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Watch | None) -> FitOptions:
     """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
     inside = folder / _FOLDER
     if not inside.exists():
-        with keeping_answers(folder / "checkpoints" / "answers", clients, chosen, effort=effort):
-            found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, effort=effort, watch=watch)
+        with keeping_answers(folder / "checkpoints" / "answers", clients, chosen):
+            found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
             document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
             write_comparison(inside, found, document)
     return advised(_read(inside)).into(chosen)

@@ -90,6 +90,7 @@ def compare_run(
     *,
     named: DataOptions,
     quick: bool = False,
+    effort: Effort | None = None,
     watch: Watch | None = None,
     on_flower: bool = False,
 ) -> Compared:
@@ -107,13 +108,14 @@ def compare_run(
         What was asked for, to be written down.
     named : DataOptions
         The data as the next command is to name it.
-    quick, watch
+    quick, effort, watch
         As for `compare`.
     on_flower : bool
         Whether the next command runs on the same federation.
     """
-    with keeping_answers(answers_of(folder), clients, chosen, quick=quick):
-        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, quick=quick, watch=watch)
+    how: dict[str, Any] = {"quick": quick, "effort": effort}
+    with keeping_answers(answers_of(folder), clients, chosen, **how):
+        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch, **how)
         fit = fit_command(named, found[found.chosen].fit, seed=chosen.seed, on_flower=on_flower)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
         return Compared(found, document, fit, write_comparison(folder, found, document))

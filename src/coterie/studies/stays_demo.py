@@ -23,10 +23,9 @@ _EFFECTS = np.array([[2.0, 0.5, 1.0], [-1.0, 0.5, 3.0], [0.5, -2.0, 2.0]])  # of
 
 
 def demo_options(seed: int) -> FitOptions:
-    """The options of the demo. A message takes seconds, so there are few rounds with long local training."""
+    """How to fit whatever is found. A message takes seconds, so there are few rounds with long local training."""
     return options(
         {
-            "method": "auto",
             "seed": seed,
             "data": {"path": NAME, "client": "hospital", "target": "days"},
             "training": {"rounds": 2, "local_steps": 100},

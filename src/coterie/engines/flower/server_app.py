@@ -42,9 +42,10 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def _compare(grid: Grid, config: Any) -> None:
+    effort = Effort(**json.loads(config["effort"])) if "effort" in config else None
     done = compare(
         grid, folder=Path(config["out"]), nodes=config["nodes"], timeout=config["timeout"], command=config["command"],
-        watch=_watch, told=_asked, **json.loads(config["compare"]),
+        effort=effort, watch=_watch, told=_asked, **json.loads(config["compare"]),
     )  # fmt: skip
     assert isinstance(done, Compared)
     with out.capture() as shown:
@@ -57,10 +58,9 @@ def _fit(grid: Grid, config: Any) -> None:
     folder = Path(config["out"])
     chosen = FitOptions.model_validate_json(config["options"])
     strategy = CoterieStrategy(**chosen.model_dump(exclude_unset=True))
-    effort = Effort(**json.loads(config["effort"])) if "effort" in config else None
     strategy.start(
         grid, nodes=config["nodes"], timeout=config["timeout"], folder=folder, command=config["command"],
-        every=config["every"], effort=effort, watch=_watch, begun=_begun, told=_asked,
+        every=config["every"], watch=_watch, begun=_begun, told=_asked,
     )  # fmt: skip
     fitted = strategy.fitted_
     assert fitted is not None

@@ -85,7 +85,6 @@ class CoterieStrategy(Strategy):
         folder: Path | None = None,
         command: str = "coterie.flower.CoterieStrategy",
         every: float = 2.0,
-        effort: Effort | None = None,
         watch: Watch | None = None,
         begun: Callable[[list[str]], None] = lambda left_out: None,
         told: Callable[[str], None] = lambda asked: None,
@@ -108,8 +107,6 @@ class CoterieStrategy(Strategy):
             What the run folder says was asked for.
         every : float
             Seconds between checkpoints.
-        effort : Effort, optional
-            How long "auto" works on the structures that it compares.
         watch : callable, optional
             Told of every round: (phase, what happened, rounds of the phase).
         begun : callable
@@ -123,8 +120,7 @@ class CoterieStrategy(Strategy):
         module = next(iter(self.modules.values()), None)
         if folder is None:
             if chosen.method == "auto":
-                how: dict[str, Any] = {"hidden": chosen.model.hidden, "seed": chosen.seed, "effort": effort}
-                found = selection.compare(clients, watch=watch, **how)
+                found = selection.compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
                 chosen = advised(found.document()).into(chosen)
             self.fitted_ = fit(clients, chosen, watch=watch, module=module)
             return _result(self.fitted_)
@@ -137,7 +133,7 @@ class CoterieStrategy(Strategy):
             begun(left_out)
 
         if chosen.method == "auto":
-            chosen = settled_run(folder, chosen, clients, command, effort=effort, watch=watch, begun=note)
+            chosen = settled_run(folder, chosen, clients, command, watch=watch, begun=note)
         self.fitted_, self.more_ = fit_run(
             folder, chosen, clients, command, every=every, watch=watch, begun=noted, module=module
         )
@@ -174,6 +170,7 @@ def compare(
     timeout: float = 600.0,
     hidden: Sequence[int] = (),
     quick: bool = False,
+    effort: Effort | None = None,
     seed: int = 0,
     test_size: float = 0.2,
     new_clients: float | None = None,
@@ -191,7 +188,7 @@ def compare(
         Where to write what was found, as `coterie compare` does; one that was interrupted is continued.
     nodes, timeout
         How many nodes to wait for before beginning, and seconds that a message waits for answers.
-    hidden, quick, seed
+    hidden, quick, effort, seed
         As for `coterie.compare`.
     test_size, new_clients
         Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
@@ -220,10 +217,11 @@ def compare(
     few = FEW if new_clients is None else 0
     clients = _clients(grid, chosen, _identity(kept), nodes=nodes, timeout=timeout, few=few, told=told)
     if folder is None:
-        return selection.compare(clients, hidden=hidden, seed=seed, quick=quick, watch=watch)
+        return selection.compare(clients, hidden=hidden, seed=seed, quick=quick, effort=effort, watch=watch)
     share = chosen.data.new_clients if clients.newcomers is not None else 0.0
     named = chosen.data.model_copy(update={"new_clients": share})
-    return compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch, on_flower=True)
+    how: dict[str, Any] = {"quick": quick, "effort": effort, "watch": watch}
+    return compare_run(folder, clients, chosen, command, named=named, on_flower=True, **how)
 
 
 def _refuse() -> NoReturn:
