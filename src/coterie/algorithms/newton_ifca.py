@@ -113,7 +113,7 @@ def nobody_yet(problem: Problem, settings: int) -> Clusters:
 
 def newton_ifca(
     state: State | None, *, start: Clusters, problem: Problem, n_clusters: int, penalties: tuple[float, ...], rounds: int,
-    starts: int = 1, seed: int = 0, still: float = _STILL,
+    starts: int = 1, seed: int = 0,
 ) -> Algorithm:  # fmt: skip
     """Label clients and fit models in turn until nothing moves; then grow, where more clusters are wanted.
 
@@ -130,8 +130,6 @@ def newton_ifca(
         At most, for every number of clusters.
     starts : int
         Clients whose own models are tried as the next cluster's.
-    still : float
-        A move, relative to the largest parameter, after which models that do not grow are done.
     """
     grows = n_clusters > start.theta.shape[2]
     if state is None:
@@ -143,7 +141,7 @@ def newton_ifca(
             got = yield _step_ask(state, problem)
             state = replace(state, round=state.round + 1, left=state.left - 1)
             if got is not None and got.n:
-                state = _moved(state, got, problem, penalty, _SETTLED if grows else still)
+                state = _moved(state, got, problem, penalty, _SETTLED if grows else _STILL)
             if grows and state.theta.shape[1] > starts:
                 state = _best(state, starts)
             yield Save(state)

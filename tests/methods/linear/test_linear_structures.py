@@ -18,15 +18,7 @@ from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import match_labels
-from coterie.methods.linear.structures import (
-    Effort,
-    common_model,
-    first_model,
-    mixture,
-    prior_for,
-    representation,
-    shrunk,
-)
+from coterie.methods.linear.structures import Effort, common_model, mixture, prior_for, representation, shrunk
 from coterie.protocol import Ask
 from coterie.studies.data.planted import planted_structure
 
@@ -128,7 +120,7 @@ def test_growing_finds_planted_groups_in_every_fold() -> None:
     rows, problem = planted("clusters", 3), problem_of()
 
     def program() -> Any:
-        found = yield from common_model(problem, Effort(rounds=5), (yield from first_model(problem, Effort(rounds=5))))
+        found = yield from common_model(problem, Effort(rounds=5))
         yield from shrunk(problem, Effort(rounds=5), found.fits[0])
         fit = found.fits[0]
         for _ in range(2):
@@ -144,7 +136,7 @@ def test_clusters_of_classifiers_separate_groups() -> None:
     rows, problem = in_classes(planted("clusters", 2, rows=40)), problem_of(2)
 
     def program() -> Any:
-        found = yield from common_model(problem, Effort(rounds=5), (yield from first_model(problem, Effort(rounds=5))))
+        found = yield from common_model(problem, Effort(rounds=5))
         yield from shrunk(problem, Effort(rounds=5), found.fits[0])
         fit = yield from grown(found.fits[0], problem, 1e-2, starts=3, rounds=10)
         return (yield judge_clusters_ask(fit, problem))
@@ -275,7 +267,8 @@ def test_one_setting_alone_is_fitted_as_in_the_comparison() -> None:
     effort = Effort(rounds=10)
 
     def program() -> Any:
-        base = (yield from first_model(problem, effort)).setting(2)
+        found = yield from common_model(problem, effort)
+        base = found.fits[2]
         own = yield from shrunk(problem, effort, base)
         return own, (yield from representation(problem, effort, base, own.fits[-1], 2))
 
@@ -286,11 +279,11 @@ def test_one_setting_alone_is_fitted_as_in_the_comparison() -> None:
         ("representation", {"rank": 2}, low.fits[1]),
     ):
         state = InProcess(rows).run([lambda _, s=structure, t=setting: prior_for(s, t, alone, effort)]).states[0]
-        near = {"atol": 1e-4, "rtol": 1e-3}  # EM begins here with a model for all that has settled further
-        torch.testing.assert_close(state.mean[0], fit.mean[-1], **near)
+        torch.testing.assert_close(state.mean[0], fit.mean[-1], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(
-            state.root[0] @ state.root[0].transpose(-2, -1), fit.root[-1] @ fit.root[-1].transpose(-2, -1), **near
-        )
+            state.root[0] @ state.root[0].transpose(-2, -1), fit.root[-1] @ fit.root[-1].transpose(-2, -1),
+            atol=1e-6, rtol=1e-6,
+        )  # fmt: skip
 
 
 # -- mixtures within clients ------------------------------------------------------------------------------------------
@@ -382,7 +375,7 @@ def everything(rows: Ragged, problem: Problem) -> list[Tensor]:
     effort = Effort(rounds=4, mixture_rounds=4, steps=4, starts=2, max_components=2)
 
     def program() -> Any:
-        common = yield from common_model(problem, effort, (yield from first_model(problem, effort)))
+        common = yield from common_model(problem, effort)
         base = common.fits[2]
         own = yield from shrunk(problem, effort, base)
         low = yield from representation(problem, effort, base, own.fits[-1], 2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
-from coterie.algorithms.newton_ifca import Clusters, State
+from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.random_effects import Prior
 from coterie.data.draws import FOLDS
@@ -21,8 +21,6 @@ from coterie.methods.linear.structures import (
     Setting,
     clusters,
     common_model,
-    first_model,
-    judged_penalties,
     local,
     map_of_clients,
     mixture,
@@ -84,29 +82,16 @@ def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragg
 
 
 def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool) -> Lockstep:
-    """Fit and judge structures side by side; all begin with one model for all.  -> by name what was `Found`, and the map
-
-    While the model for all is polished, the others are on their way.
-    """
-    first: State = yield from first_model(task.problem, effort)
-    base, penalty = _base((yield from judged_penalties(first, task.problem)), task.judged)
-    programs = {
-        "global": _global_and_others(task, wanted, effort, first, mixed),
-        "shrunk": _shrunk_and_others(task, wanted, effort, base, penalty),
-    }
-    found = yield from together(programs)
-    return found["global"] | found["shrunk"]
-
-
-def _global_and_others(task: Task, wanted: tuple[str, ...], effort: Effort, first: State, mixed: bool) -> Lockstep:
-    """The model for all, and then what begins with its noise: local models and mixtures.  -> by name"""
-    common: Found = yield from common_model(task.problem, effort, first)
-    programs: dict[str, Lockstep] = {}
+    """Fit and judge structures side by side; all begin with one model for all.  -> by name what was `Found`, and the map"""
+    common: Found = yield from common_model(task.problem, effort)
+    base, penalty = _base(common, task.judged)
+    programs = {"shrunk": _shrunk_and_others(task, wanted, effort, base, penalty)}
     if "local" in wanted:
-        programs["local"] = local(task.problem, effort, _base(common, task.judged)[0])
+        programs["local"] = local(task.problem, effort, base)
     if mixed:
         programs["mixture"] = _mixture(task, effort, common)
-    return {"global": common, **(yield from together(programs))}
+    found = yield from together(programs)
+    return {"global": common, **found.pop("shrunk"), **found}
 
 
 def _shrunk_and_others(task: Task, wanted: tuple[str, ...], effort: Effort, base: Clusters, penalty: float) -> Lockstep:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_fedprox import newton_fedprox
-from coterie.algorithms.newton_ifca import Clusters, State, judge_clusters_ask, newton_ifca, nobody_yet
+from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca, nobody_yet
 from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_model
 from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
@@ -23,8 +23,8 @@ from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judg
 from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
 
 __all__ = [
-    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "answered", "clusters", "common_model", "first_model",
-    "judged_penalties", "local", "map_of_clients", "mixture", "on_newcomers", "prior_for", "representation", "shrunk",
+    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "answered", "clusters", "common_model", "local",
+    "map_of_clients", "mixture", "on_newcomers", "prior_for", "representation", "shrunk",
 ]  # fmt: skip
 
 ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
@@ -33,9 +33,6 @@ _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 _NEAR = slice(2, 3)  # the penalty whose model FedProx begins with
 _STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
 _LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
-_BEGUN = (
-    0.05  # a move of the model for all, relative to its largest parameter, after which other structures begin with it
-)
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
 
 Setting = dict[str, int | float | str]
@@ -57,7 +54,7 @@ class Effort:
     def messages(self) -> int:
         """About how many it takes to fit all structures side by side: clusters come after shrunk models."""
         steps = min(self.steps, 7)  # of most clusterings
-        return 7 + 2 * self.rounds + (self.max_clusters - 1) * (2 + steps) + steps
+        return 6 + steps + 2 * self.rounds + (self.max_clusters - 1) * (2 + steps) + steps
 
 
 @dataclass(frozen=True)
@@ -120,29 +117,9 @@ def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
     return replace(got, values=values, ids=ids, missing=ids[:0])
 
 
-def first_model(problem: Problem, effort: Effort) -> Algorithm:
-    """One model for all rows together, with each penalty, as far as is enough to begin others with it.  -> its State"""
-    return (yield from _for_all(problem, _COMMON_PENALTIES, effort, still=_BEGUN))
-
-
-def _for_all(problem: Problem, penalties: tuple[float, ...], effort: Effort, **how: float) -> Algorithm:
-    """One model for all rows together, with each penalty.  -> its State, with K = 1"""
-    start = nobody_yet(problem, len(penalties))
-    about: dict[str, Any] = {"n_clusters": 1, "penalties": penalties, "rounds": effort.steps, **how}
-    return (yield from newton_ifca(None, start=start, problem=problem, **about))
-
-
-def judged_penalties(first: Clusters, problem: Problem) -> Algorithm:
-    """Judge one model for all with each penalty.  -> Found"""
-    got = yield from answered(judge_clusters_ask(first, problem))
-    settings: tuple[Setting, ...] = tuple({"penalty": l2} for l2 in _COMMON_PENALTIES)
-    return Found("global", settings, judged_rows(got, problem), tuple(map(first.setting, range(len(settings)))))
-
-
-def common_model(problem: Problem, effort: Effort, first: State) -> Algorithm:
+def common_model(problem: Problem, effort: Effort) -> Algorithm:
     """One model for all: of all rows together, with each penalty, or FedProx's, with each strength.  -> Found"""
-    how: dict[str, Any] = {"n_clusters": 1, "penalties": _COMMON_PENALTIES, "rounds": effort.steps - first.round}
-    plain: Clusters = yield from newton_ifca(None, start=first, problem=problem, **how)
+    plain: Clusters = yield from _for_all(problem, _COMMON_PENALTIES, effort)
     near = yield from newton_fedprox(None, start=plain.theta[:, _NEAR], problem=problem, strengths=_STRENGTHS)
     every = list(range(len(_COMMON_PENALTIES))) + len(_STRENGTHS) * [_NEAR.start]  # FedProx begins with a penalty's
     theta = torch.cat([plain.theta, near.theta], 1)
@@ -152,6 +129,13 @@ def common_model(problem: Problem, effort: Effort, first: State) -> Algorithm:
     settings += [{"proximal": strength} for strength in _STRENGTHS]
     fits = tuple(fit.setting(j) for j in range(len(settings)))
     return Found("global", tuple(settings), judged_rows(got, problem), fits, free=True)
+
+
+def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
+    """One model for all rows together, with each penalty.  -> Clusters with K = 1"""
+    start = nobody_yet(problem, len(penalties))
+    how: dict[str, Any] = {"n_clusters": 1, "penalties": penalties, "rounds": effort.steps}
+    return (yield from newton_ifca(None, start=start, problem=problem, **how))
 
 
 def local(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
