@@ -80,7 +80,7 @@ def test_help_of_a_method_lists_its_options_with_their_defaults() -> None:
         "coterie fit DATA --method fedrep: a shared representation, and a personal head for each client\n"
     )
     lines = [line.partition("#")[0].strip() for line in said.out.splitlines()]
-    assert {"personal.head_epochs = 10", "training.step_size = chosen", "model.hidden = []"} <= set(lines)
+    assert {"personal.head_epochs = 10", "training.step_size (not set)", "model.hidden = []"} <= set(lines)
     assert not [line for line in lines if line.startswith(("clusters.", "mixture.", "personal.alpha"))]
     assert "# passes with a client's head in a round" in said.out
     assert coterie("fit", "--method=mixture", "--help").out.count("mixture.") > 10

@@ -137,8 +137,8 @@ def tell_method(name: str) -> NoReturn:
     )
     for group, options in method.takes.items():
         for option in options:
-            value = "chosen" if option.default is None else _toml(option.default)
-            print(f"  {f'{group}.{option.name} = {value}':<40}  # {option.about}")
+            value = " (not set)" if option.default is None else f" = {_toml(option.default)}"
+            print(f"  {f'{group}.{option.name}{value}':<40}  # {option.about}")
     raise SystemExit(0)
 
 
