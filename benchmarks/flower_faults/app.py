@@ -3,6 +3,7 @@
 
 `fault = "answers"`: from its second training on, node-1 answers with a NaN, a wrong shape, an unknown step, an array ten
 times as large. `fault = "sleep"`: before training, every node sleeps for as many seconds as `sleep` says in its place.
+`fault = "silent"`: node-1 answers nothing after its fourth message.
 """
 
 import time
@@ -23,7 +24,8 @@ from coterie.engines.flower.wire import from_records, to_records
 server = serving.server
 client = ClientApp()
 
-TRAINING = ("assign_and_train", "train_in_turn", "train_shared")
+TRAINING = ("assign_and_train", "train_in_turn", "train_shared", "cluster_step")
+ANSWERED = 4  # messages, before a node falls silent
 FAULTS = ("none", "NaN", "wrong shape", "unknown step", "ten times as large")
 
 
@@ -31,6 +33,8 @@ FAULTS = ("none", "NaN", "wrong shape", "unknown step", "ten times as large")
 @client.train("coterie")
 def misbehave(message: Message, context: Context) -> Message:
     holding = node_data(context)
+    if context.run_config["fault"] == "silent" and holding.name == "node-1" and count(holding.folder) >= ANSWERED:
+        time.sleep(3600.0)
     asked = from_records(message.content)
     training = isinstance(asked, Question) and any(ask.step.__name__ in TRAINING for ask in asked.asks.values())
     if not training:
@@ -45,7 +49,7 @@ def misbehave(message: Message, context: Context) -> Message:
 
 
 def count(folder: Path) -> int:
-    """How often this node has been asked to train: every message is answered by a process of its own."""
+    """How often this node has been asked: every message is answered by a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.parent / "trainings"
     number = int(file.read_text()) if file.exists() else 0

@@ -12,9 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-import torch
 
 from command import coterie, refused
 from coterie.config import FitOptions
@@ -24,7 +22,10 @@ from coterie.engines.flower import superlink as connection
 from coterie.engines.flower.events import heard, tell
 from coterie.engines.flower.processes import Process
 from coterie.engines.flower.superlink import Connection
-from coterie.studies import digits_demo
+from coterie.methods.fit import fit
+from coterie.runs.auto import advised
+from coterie.runs.comparison import Compared
+from coterie.studies import stays_demo
 
 needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 
@@ -177,13 +178,45 @@ def test_without_flower_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyP
         assert refused("flower", *words) == ("Flower is not installed", "pip install 'coterie[flower]'")
 
 
-def test_rows_of_the_demo_are_those_of_the_demo(tmp_path: Path) -> None:
-    digits_demo.write_demo_rows(tmp_path / "rows.parquet", 0)
-    made = digits_demo.demo_clients(0)
-    assert made.test is not None
-    found = read(tmp_path / "rows.parquet", client="client", target="digit", test_size=0, dtype=torch.float32)
-    assert found.schema == made.schema
-    assert torch.equal(found.train.counts, made.train.counts + made.test.counts)
-    assert pq.read_metadata(tmp_path / "rows.parquet").num_rows == 144 * 48
-    (mine,), (theirs,) = (rows.blocks(torch.tensor([5])) for rows in (found.train, made.train))
-    assert torch.equal(mine.x[:, : theirs.x.shape[1]], theirs.x)
+@needs_flower
+def test_nodes_read_their_rows_for_a_comparison(
+    superlink: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The configuration that `compare` sends says nothing that a node would take for options of a fit."""
+    from flwr.app import Context, RecordDict
+
+    from coterie.engines.flower.node_data import node_data
+
+    events(superlink, capsys, {"event": "result", "text": "", "warnings": [], "found": {"report": "x"}})
+    assert coterie("flower", "compare", "--quick", "--seed", 3, "--folder", superlink).code == 0
+    config = tomllib.loads((superlink / "app.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert json.loads(config["compare"]) == {"hidden": [], "quick": True, "seed": 3, "new_clients": None}
+    stays_demo.write_stays(tmp_path / "rows.parquet", 0)
+    about = {"name": "a", "data": str(tmp_path / "rows.parquet"), "client": "hospital", "target": "days"}
+    held = node_data(Context(1, 1, about, RecordDict(), config))
+    assert held.load(None).schema.feature_names == ("age", "severity", "operation")
+
+
+@needs_flower
+def test_the_demo_finds_the_groups_on_nodes_and_its_baselines_are_those_of_one_process(tmp_path: Path) -> None:
+    from coterie.engines.flower.strategies import CoterieStrategy, compare
+    from flower_grid import MemoryGrid, dealt
+
+    stays_demo.write_stays(tmp_path / "rows.parquet", 0)
+    clients = read(tmp_path / "rows.parquet", client="hospital", target="days", test_size=0)
+    grid = MemoryGrid(dealt(clients.train, tmp_path / "nodes", nodes=2))
+    done = compare(grid, nodes=2, folder=tmp_path / "found", new_clients=0.0, effort=stays_demo.EFFORT)
+    assert isinstance(done, Compared)
+    chosen = advised(done.document).into(stays_demo.demo_options(0))
+    strategy = CoterieStrategy(**chosen.model_dump(exclude_unset=True))
+    strategy.start(grid, nodes=2, folder=tmp_path / "run")
+    there, here = strategy.fitted_, fit(read(tmp_path / "rows.parquet", client="hospital", target="days"), chosen)
+    assert there is not None
+    assert (there.options.method, there.options.n_clusters) == ("ifca", 3)
+    assert strategy.more_["adjusted_rand"] == 1.0
+    for one, same in zip(there.scores, here.scores, strict=True):
+        assert one.label == same.label
+        assert one.test == pytest.approx(same.test, rel=1e-6)
+    ours, ridge = there.scores[:2]
+    assert ours.test < 0.5 * ridge.test
+    assert len(grid.sent) / 2 <= 50  # messages to a node: each costs seconds in the demo

@@ -26,13 +26,6 @@ __all__ = ["app"]
 
 app = typer.Typer(help="The same comparisons and fits on a Flower federation.", no_args_is_help=True)
 
-_DEMO: dict[
-    str, dict[str, Any]
-] = {  # a message takes seconds, so: few rounds with more work, and starts that share them
-    "training": {"rounds": 4, "local_steps": 80},
-    "clusters": {"init": "random", "n_init": 4},
-}
-
 FOLDER = Path(".coterie-flower")
 
 Folder = Annotated[Path, typer.Option(help="Folder of the federation on this machine.")]
@@ -119,9 +112,7 @@ def compare_command(
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
         place = (out_ or free_folder("flower-compare")).absolute()
-        config = {"task": "compare", "options": json.dumps(said), "out": str(place), "timeout": timeout}
-        again = f"the same command with --out {place}"
-        _submit({**config, "nodes": nodes or _expected(made)}, connection, as_json, again)
+        _compare(place, said, connection, nodes or _expected(made), timeout, as_json)
 
 
 @app.command("resume")
@@ -190,23 +181,27 @@ def demo_command(
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run the demo with its 144 clients on SuperNodes on this machine, then stop them."""
+    """Compare and fit 48 invented hospitals on SuperNodes on this machine, then stop these."""
     from coterie.engines.flower.federation import down, up
-    from coterie.studies import digits_demo
+    from coterie.runs.auto import advised
+    from coterie.studies import stays_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
-    chosen = digits_demo.demo_options(seed)
-    chosen = chosen.model_copy(
-        update={group: getattr(chosen, group).model_copy(update=said) for group, said in _DEMO.items()}
-    )
+    run = (out_ or free_folder("flower-demo")).absolute()
+    found = run.with_name(f"{run.name}-comparison")
     with tempfile.TemporaryDirectory(prefix="coterie-flower-") as place:
         folder = Path(place)
-        rows = folder / "digits.parquet"
-        digits_demo.write_demo_rows(rows, seed)
+        rows = folder / "stays.parquet"
+        stays_demo.write_stays(rows, seed)
         err.print(f"starting a SuperLink and {nodes} SuperNodes")
         try:
-            made = up(nodes=nodes, data=rows, client="client", target="digit", folder=folder)
-            _run(out_ or free_folder("flower-demo"), chosen, made.connection, nodes, 600.0, 0.0, as_json)
+            made = up(nodes=nodes, data=rows, client="hospital", target="days", folder=folder)
+            effort = {"effort": json.dumps(vars(stays_demo.EFFORT))}
+            _compare(found, {"seed": seed, "new_clients": 0.0}, made.connection, nodes, 600.0, as_json, **effort)
+            document = json.loads((found / "compare.json").read_text(encoding="utf-8"))
+            chosen = advised(document).into(stays_demo.demo_options(seed))
+            err.print(f"fitting what was found: {chosen.method}")
+            _run(run, chosen, made.connection, nodes, 600.0, 0.0, as_json)
         finally:
             down(folder)
 
@@ -245,6 +240,19 @@ def _run(
 ) -> None:
     config = {"task": "fit", "options": chosen.model_dump_json(), "out": str(folder.absolute()), "nodes": nodes}
     _submit({**config, "timeout": timeout, "every": every}, connection, as_json, f"coterie flower resume {folder}")
+
+
+def _compare(
+    folder: Path,
+    said: dict[str, Any],
+    connection: "Connection",
+    nodes: int,
+    timeout: float,
+    as_json: bool,
+    **more: str,
+) -> None:
+    config = {"task": "compare", "compare": json.dumps(said), "out": str(folder), "nodes": nodes, "timeout": timeout}
+    _submit({**config, **more}, connection, as_json, f"the same command with --out {folder}")
 
 
 def _submit(config: dict[str, Any], connection: "Connection", as_json: bool, again: str) -> None:

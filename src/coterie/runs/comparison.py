@@ -21,6 +21,7 @@ from coterie.config import DataOptions, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError
+from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.report.comparison import write_comparison_report
 from coterie.runs.folder import strict
@@ -89,6 +90,7 @@ def compare_run(
     *,
     named: DataOptions,
     quick: bool = False,
+    effort: Effort | None = None,
     watch: Watch | None = None,
     on_flower: bool = False,
 ) -> Compared:
@@ -106,13 +108,14 @@ def compare_run(
         What was asked for, to be written down.
     named : DataOptions
         The data as the next command is to name it.
-    quick, watch
+    quick, effort, watch
         As for `compare`.
     on_flower : bool
         Whether the next command runs on the same federation.
     """
-    with keeping_answers(answers_of(folder), clients, chosen, quick=quick):
-        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, quick=quick, watch=watch)
+    how: dict[str, Any] = {"quick": quick, "effort": effort}
+    with keeping_answers(answers_of(folder), clients, chosen, **how):
+        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch, **how)
         fit = fit_command(named, found[found.chosen].fit, seed=chosen.seed, on_flower=on_flower)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
         return Compared(found, document, fit, write_comparison(folder, found, document))
@@ -124,13 +127,13 @@ def answers_of(folder: Path) -> Path:
 
 
 def keeping_answers(
-    place: Path, clients: Clients, chosen: FitOptions, *, quick: bool = False
+    place: Path, clients: Clients, chosen: FitOptions, *, quick: bool = False, effort: Effort | None = None
 ) -> AbstractContextManager[None]:
     """Keep what clients on other machines answer, and begin with what they have answered before; rows here need nothing."""
     if not isinstance(clients.train, RemoteRows):
         return nullcontext()
     asked = {"coterie": version("coterie"), "data": clients.fingerprint(), "quick": quick, "seed": chosen.seed}
-    asked |= {"hidden": list(chosen.model.hidden)}
+    asked |= {"hidden": list(chosen.model.hidden), "effort": None if effort is None else vars(effort)}
     made: AbstractContextManager[None] = clients.train.federation.remembering(place, asked)
     return made
 

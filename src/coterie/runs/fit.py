@@ -21,7 +21,7 @@ from coterie.report import write_report
 from coterie.runs.auto import why
 from coterie.runs.folder import begin_run, finish_run, summary
 from coterie.runs.show import show
-from coterie.studies import digits_demo
+from coterie.studies import digits_demo, stays_demo
 
 __all__ = ["fit_run", "report_run", "show_fitted", "show_report"]
 
@@ -69,10 +69,17 @@ def fit_run(
             shutil.rmtree(folder)  # nothing half-written
         raise
     more: dict[str, Any] = why(folder)
-    if chosen.data.path == digits_demo.NAME and isinstance(fitted.models, ClusterModels):
-        more |= digits_demo.demo_results(chosen.seed, fitted.models)
+    if isinstance(fitted.models, ClusterModels):
+        more |= _known(chosen, fitted.models)
     finish_run(folder, fitted, more)
     return fitted, more
+
+
+def _known(chosen: FitOptions, models: ClusterModels) -> dict[str, Any]:
+    """What only a demo can know: how well groups were found."""
+    if chosen.data.path == digits_demo.NAME:
+        return digits_demo.demo_results(chosen.seed, models)
+    return stays_demo.demo_results(models) if chosen.data.path == stays_demo.NAME else {}
 
 
 def show_fitted(fitted: Fitted, more: dict[str, Any]) -> None:

@@ -45,6 +45,7 @@ def compare(
     few_shot: int = 5,
     seed: int = 0,
     quick: bool = False,
+    effort: Effort | None = None,
     tolerance: float = TOLERANCE,
     watch: Watch | None = None,
 ) -> Comparison:
@@ -70,6 +71,8 @@ def compare(
         Labelled rows of every new client.
     quick : bool
         Try fewer settings and starts.
+    effort : Effort, optional
+        Exactly how long structures are worked on, in place of what `quick` and the largest settings say.
     tolerance : float
         A simpler structure is as good as the best if its score is worse by at most this, one standard error, or 3 % of the
         best one's gain over one model for all; 0.005 is half a percent of the error.
@@ -82,9 +85,12 @@ def compare(
     wanted = checked(clients, structures, layers, folds, few_shot)
     session = Session(options({"seed": seed}), watch=watch)
     most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
-    effort = replace(Effort() if clients.schema.task == "regression" else CLASSES, **most)
-    if quick:
+    if effort is not None:
+        most = {name: getattr(effort, name) for name in most}
+    elif quick:
         effort = replace(_QUICK, **{name: min(given, getattr(_QUICK, name)) for name, given in most.items()})
+    else:
+        effort = replace(Effort() if clients.schema.task == "regression" else CLASSES, **most)
     task = Task.of(session, clients, folds, few_shot)
     if clients.schema.task == "none":
         evidence, new = _densities(task, wanted, effort, tolerance)

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `coterie demo` fits: 144 clients made of scikit-learn's digits in four rotations, nobody told which."""
 
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -17,7 +14,7 @@ from coterie.evaluate import adjusted_rand
 from coterie.methods.cluster_models import ClusterModels
 from coterie.studies.data.images import Rotated, digits, rotated
 
-__all__ = ["NAME", "demo_clients", "demo_options", "demo_results", "write_demo_rows"]
+__all__ = ["NAME", "demo_clients", "demo_options", "demo_results"]
 
 NAME = "scikit-learn digits in four rotations"
 _CLIENTS, _ROWS, _TEST_ROWS = 144, 39, 9  # nearly all of the 1,797 images, each in all four rotations
@@ -50,19 +47,6 @@ def demo_clients(seed: int) -> Clients:
         missing="error",
     )
     return Clients(schema, made.train, _test_rows(made))
-
-
-def write_demo_rows(path: Path, seed: int) -> None:
-    """Write all rows of all clients to a Parquet file, for clients that are elsewhere."""
-    clients = demo_clients(seed)
-    parts = []
-    for rows in (clients.train, clients.test):
-        assert rows is not None
-        for block in rows.blocks():
-            names = rows.names[block.ids.numpy()].repeat(block.n.numpy())
-            pixels = dict(zip(clients.schema.feature_names, block.x[block.real].T.numpy(), strict=True))
-            parts.append(pa.table({"client": names, **pixels, "digit": block.target[block.real].numpy()}))
-    pq.write_table(pa.concat_tables(parts), path)
 
 
 def demo_results(seed: int, found: ClusterModels) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from coterie.engines.flower.events import tell
 from coterie.engines.flower.strategies import CoterieStrategy, compare
 from coterie.engines.in_process import Round
 from coterie.errors import CoterieError
+from coterie.methods.linear.structures import Effort
 from coterie.runs.comparison import Compared
 from coterie.runs.fit import report_run, show_fitted
 from coterie.runs.screen import out
@@ -41,9 +42,10 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def _compare(grid: Grid, config: Any) -> None:
+    effort = Effort(**json.loads(config["effort"])) if "effort" in config else None
     done = compare(
         grid, folder=Path(config["out"]), nodes=config["nodes"], timeout=config["timeout"], command=config["command"],
-        watch=_watch, told=_asked, **json.loads(config["options"]),
+        effort=effort, watch=_watch, told=_asked, **json.loads(config["compare"]),
     )  # fmt: skip
     assert isinstance(done, Compared)
     with out.capture() as shown:

@@ -22,6 +22,7 @@ from coterie.engines.flower.connect import connect
 from coterie.errors import ConfigError
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
+from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.registry import method_of
 from coterie.runs.auto import advised, settled_run
@@ -169,6 +170,7 @@ def compare(
     timeout: float = 600.0,
     hidden: Sequence[int] = (),
     quick: bool = False,
+    effort: Effort | None = None,
     seed: int = 0,
     test_size: float = 0.2,
     new_clients: float | None = None,
@@ -186,7 +188,7 @@ def compare(
         Where to write what was found, as `coterie compare` does; one that was interrupted is continued.
     nodes, timeout
         How many nodes to wait for before beginning, and seconds that a message waits for answers.
-    hidden, quick, seed
+    hidden, quick, effort, seed
         As for `coterie.compare`.
     test_size, new_clients
         Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
@@ -215,10 +217,11 @@ def compare(
     few = FEW if new_clients is None else 0
     clients = _clients(grid, chosen, _identity(kept), nodes=nodes, timeout=timeout, few=few, told=told)
     if folder is None:
-        return selection.compare(clients, hidden=hidden, seed=seed, quick=quick, watch=watch)
+        return selection.compare(clients, hidden=hidden, seed=seed, quick=quick, effort=effort, watch=watch)
     share = chosen.data.new_clients if clients.newcomers is not None else 0.0
     named = chosen.data.model_copy(update={"new_clients": share})
-    return compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch, on_flower=True)
+    how: dict[str, Any] = {"quick": quick, "effort": effort, "watch": watch}
+    return compare_run(folder, clients, chosen, command, named=named, on_flower=True, **how)
 
 
 def _refuse() -> NoReturn:

@@ -53,7 +53,8 @@ class Effort:
     @property
     def messages(self) -> int:
         """About how many it takes to fit all structures side by side: clusters come after shrunk models."""
-        return self.steps // 2 + 2 * self.rounds + (self.max_clusters - 1) * (2 + self.steps // 2)
+        steps = min(self.steps, 7)  # of most clusterings
+        return 6 + steps + 2 * self.rounds + (self.max_clusters - 1) * (2 + steps) + steps
 
 
 @dataclass(frozen=True)
