@@ -67,8 +67,9 @@ class Clusters:
 
 @dataclass(frozen=True)
 class State(Clusters):
-    """After a round; `left` are rounds that this number of clusters may still take."""
+    """After a round; `left` are rounds that this number of clusters may still take, `done` [F] fits that need no more."""
 
+    done: Tensor
     round: int = 0
     left: int = 0
 
@@ -133,7 +134,8 @@ def newton_ifca(
     """
     grows = n_clusters > start.theta.shape[2]
     if state is None:
-        state = State(start.theta, start.noise, start.objective, start.hessian, left=0 if grows else rounds)
+        none = torch.zeros(len(start.theta), dtype=torch.bool)
+        state = State(start.theta, start.noise, start.objective, start.hessian, none, left=0 if grows else rounds)
         yield Save(state)
     penalty = torch.tensor(penalties, dtype=torch.float64)[:, None, None] * problem.slopes  # [J | 1, 1, P]
     while True:
@@ -154,7 +156,9 @@ def newton_ifca(
             return state
         runs = further.shape[1]
         begin = torch.cat([state.theta.expand(-1, runs, -1, -1), further[:, :, None]], 2)
-        state = replace(state, theta=begin, noise=state.noise.expand(-1, runs), left=rounds)
+        state = replace(
+            state, theta=begin, noise=state.noise.expand(-1, runs), done=torch.zeros_like(state.done), left=rounds
+        )
 
 
 def _step_ask(state: State, problem: Problem) -> Ask:
@@ -167,18 +171,32 @@ def _step_ask(state: State, problem: Problem) -> Ask:
 
 
 def _moved(state: State, got: Replies, problem: Problem, penalty: Tensor, still: float) -> State:
-    """Take Newton's step; one that moves nothing by more than `still` is the last."""
+    """Take Newton's step; one that moves nothing of a fit by more than `still` is that fit's last.
+
+    So no fit depends on how long others take: they are trained on what it is judged by.
+    """
     pull = penalty * got["rows"][..., None]  # [F, J, K, P]
     a = got["hessian"] + torch.diag_embed(pull + 1e-9 * (1 + got["rows"][..., None]))
     step = torch.linalg.solve(a, got["gradient"] + pull * state.theta)
     if not problem.is_regression:
         step = step.clamp(-_FAR, _FAR)
-    common = got["there"] / got["precision"] if problem.is_regression else state.noise
-    last = float(step.abs().max()) < still * (1 + float(state.theta.abs().max()))
-    return replace(
-        state, theta=state.theta - step, noise=common, objective=got["objective"],
-        hessian=got["curvature"][:, 0] / got["n"][..., None].clamp(min=1), left=0 if last else state.left,
-    )  # fmt: skip
+    new = {
+        "theta": state.theta - step,
+        "noise": got["there"] / got["precision"] if problem.is_regression else state.noise,
+        "objective": got["objective"],
+        "hessian": got["curvature"][:, 0] / got["n"][..., None].clamp(min=1),
+    }
+    kept: dict[str, Any] = {
+        name: torch.where(_of(state.done, value), getattr(state, name), value) for name, value in new.items()
+    }
+    last = step.abs().amax((1, 2, 3)) < still * (1 + state.theta.abs().amax((1, 2, 3)))  # [F]
+    done = state.done | last
+    return replace(state, **kept, done=done, left=0 if bool(done.all()) else state.left)
+
+
+def _of(fits: Tensor, value: Tensor) -> Tensor:
+    """[F] beside a value of every fit."""
+    return fits.view(-1, *(1,) * (value.dim() - 1))
 
 
 def _best(state: State, n: int = 1) -> State:
