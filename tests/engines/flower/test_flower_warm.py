@@ -34,7 +34,7 @@ from coterie.algorithms.starts import Start
 from coterie.data.remote import Part
 from coterie.engines.flower import frames, warm_node
 from coterie.engines.flower.client_app import ask
-from coterie.engines.flower.messages import Answers, Hello, Introduction, Question, Refusal, State
+from coterie.engines.flower.messages import Batch, Hello, Introduction, Question, Refusal, Reply, State
 from coterie.engines.flower.node_config import idle_seconds, state_folder
 from coterie.engines.flower.warm import serve
 from coterie.engines.flower.warm_node import NotWarmError, WarmNode, await_end
@@ -133,16 +133,16 @@ def test_answers_are_those_of_a_new_process(context: Context, tmp_path: Path) ->
     cold = Context(1, 5, {**context.node_config, "state": str(tmp_path / "cold"), "warm": False}, RecordDict(), {})
     asked = [
         said(Hello("run")),
-        said(question(1, 0)),
-        said(question(2, 1)),
-        said(question(3, 9)),
-        said(Answers(*[0] * 6)),
+        said(Batch((question(1, 0),))),
+        said(Batch((question(2, 1),))),
+        said(Batch((question(3, 9),))),
+        said(Refusal("node", "is no request")),
     ]
     got, expected = ([ask(message, where) for message in asked] for where in (context, cold))
     assert [in_bytes(one) for one in got] == [in_bytes(one) for one in expected]
     kinds = [type(from_records(one.content)) for one in got]
-    assert kinds == [Introduction, Answers, Answers, Answers, Refusal]
-    assert from_records(got[3].content).lost  # there is no ninth answer to go on from
+    assert kinds == [Introduction, Reply, Reply, Reply, Refusal]
+    assert from_records(got[3].content).answers[0].lost  # there is no ninth answer to go on from
     kept = {path.name: path.read_bytes() for path in (tmp_path / "state" / "here" / "run" / "fit").iterdir()}
     assert kept == {path.name: path.read_bytes() for path in (tmp_path / "cold" / "here" / "run" / "fit").iterdir()}
 
