@@ -72,7 +72,8 @@ def compare(
     quick : bool
         Try fewer settings and starts.
     effort : Effort, optional
-        Exactly how long structures are worked on, in place of what `quick` and the largest settings say.
+        How long structures are worked on (`coterie.methods.linear.structures.Effort`), in place of what `quick` and the
+        largest settings say.
     tolerance : float
         A simpler structure is as good as the best if its score is worse by at most this, one standard error, or 3 % of the
         best one's gain over one model for all; 0.005 is half a percent of the error.
