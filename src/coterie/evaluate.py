@@ -66,7 +66,8 @@ class Placed:
         """[M] whether the margin is more than two standard errors: otherwise it is within noise, as far as that is known."""
         if self.losses.shape[1] == 1:
             return torch.ones_like(self.label, dtype=torch.bool)
-        return (self.margin > 2 * self.margin_error) | self.margin_error.isnan()
+        unknown = self.margin_error.isnan() & self.margin.isfinite()
+        return (self.margin > 2 * self.margin_error) | unknown
 
     @property
     def knows_errors(self) -> bool:

@@ -203,7 +203,7 @@ def test_watchers_are_told() -> None:
     told: list[tuple[str, Round, int]] = []
     compare(clients_of("global", n_clients=6), quick=True, structures=("local",), watch=lambda *news: told.append(news))
     phases = [phase for phase, _, _ in told]
-    assert sorted(set(phases), key=phases.index) == ["prepare", "global", "local", "shrunk"]  # as every session tells
+    assert sorted(set(phases), key=phases.index) == ["prepare", "structures"]  # all side by side
     for _, done, total in told:
         assert done.round <= total
 

@@ -38,7 +38,7 @@ METHODS = some_of(MIXED_METHODS, "; all by default")
     },
 )
 def mixed_regression(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """Moment descent on planted linear models, compared with IFCA, one-shot clustering, one model for all and the oracle."""
+    """Moment descent on planted linear models, next to IFCA, one-shot clustering, one model for all, the oracle."""
     from coterie.studies import mixed_regression as regression
 
     base = regression.settings(given.pop("setting"), given.pop("preset"), quick=quick)
