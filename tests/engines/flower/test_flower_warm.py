@@ -151,8 +151,8 @@ def test_answers_are_those_of_a_new_process(context: Context, tmp_path: Path) ->
 
     first = process_of(node_of(context))
     os.kill(first, signal.SIGKILL)
-    again = ask(said(question(4, 3)), context)  # by another process, from the file
-    assert in_bytes(again) == in_bytes(ask(said(question(4, 3)), cold))
+    again = ask(said(Batch((question(4, 3),))), context)  # by another process, from the file
+    assert in_bytes(again) == in_bytes(ask(said(Batch((question(4, 3),))), cold))
     assert process_of(node_of(context)) != first
 
 
