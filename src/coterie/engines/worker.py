@@ -14,7 +14,8 @@ from coterie.threads import for_work
 
 __all__ = ["Answer", "Worker", "same_form"]
 
-_CUTS = 4  # ways to cut the same rows that are kept: questions in lockstep want blocks of different sizes
+_CUTS = 16  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
+_ROOM = 4  # blocks whose memory is for that
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class Worker:
             return cut
         known = next((old for old in self._cuts if old.room == (room, row_room) and torch.equal(old.ids, ids)), None)
         made = known or _Cut(ids, (room, row_room), list(cut))
-        self._cuts = [made, *(old for old in self._cuts if old is not made)][:_CUTS]
+        most = min(_CUTS, max(1, _ROOM * self.block_bytes // max(8 * self.rows.numbers(ids), 1)))
+        self._cuts = [made, *(old for old in self._cuts if old is not made)][:most]
         return made.blocks
 
     def _answer_block(self, group: "_Lockstep", block: Block, place: Tensor) -> None:

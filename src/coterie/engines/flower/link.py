@@ -115,19 +115,6 @@ class Link:
         self.told(_asked(questions))
         if self.journal is not None and (before := self.journal.recalled()) is not None:
             return Called(*before)
-        called = self._call(questions, sizes, enough, check, patience)
-        if self.journal is not None:
-            self.journal.note(called.answers, called.failed)
-        return called
-
-    def _call(
-        self,
-        questions: Mapping[str, Batch],
-        sizes: Mapping[str, int],
-        enough: int,
-        check: Callable[[Reply], None],
-        patience: float,
-    ) -> Called:
         deadline = time.monotonic() + patience
         called, asked, some = Called(), dict[str, str](), enough < sum(sizes.values())
         self._came = {}  # what comes late is ignored
@@ -148,6 +135,8 @@ class Link:
             called.failed |= dict.fromkeys(pending, "has not answered in time")
             called.failed |= dict.fromkeys(busy, "is still busy with an earlier question")
         called.failed |= dict.fromkeys(questions.keys() - asked.keys() - busy, "is away")
+        if self.journal is not None:
+            self.journal.note(called.answers, called.failed)
         return called
 
     def _ask(self, questions: Mapping[str, Batch]) -> dict[str, str]:
