@@ -12,7 +12,7 @@ from coterie.engines.flower.events import tell
 server = ServerApp()
 client = ClientApp()
 
-POLL = 0.5  # as coterie's
+POLL = 0.2  # as coterie's
 
 
 @server.main()

@@ -40,7 +40,7 @@ from coterie.models import linear_regression, mlp
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("results") / "flower_rounds.json"
 NODES, ROUNDS, CLIENTS, ROWS = 4, 6, 100, 50
-NOTHING = f"nothing but a number, {NODES} SuperNodes"
+NOTHING, PLAIN = (f"nothing but a number, {NODES} {kind}SuperNodes" for kind in ("", "plain "))
 WARM, COLD = (f"coterie, FedAvg, linear, {NODES} {kind} SuperNodes" for kind in ("warm", "cold"))
 
 
@@ -62,19 +62,24 @@ def main() -> None:
 
 def _compare(rows: list[dict[str, Any]]) -> None:
     found = {row["name"]: row for row in rows}
-    if {NOTHING, WARM} <= found.keys():
-        ratio = found[WARM]["seconds"] / found[NOTHING]["seconds"]
-        print(f"a warm round takes {ratio:.2f} times one in which nothing is done (bar: 1.5)")
+    if {NOTHING, PLAIN, WARM} <= found.keys():
+        for name, how in (
+            (NOTHING, "on the same SuperNodes (bar: 1.5)"),
+            (PLAIN, "on SuperNodes as Flower starts them"),
+        ):
+            ratio = found[WARM]["seconds"] / found[name]["seconds"]
+            print(f"a warm round takes {ratio:.2f} times one in which nothing is done {how}")
         print(f"a node takes {found[WARM]['cpu']:.2f} CPU seconds a message (bar: 1.2)")
 
 
 # -- SuperNodes -------------------------------------------------------------------------------------------------------
 def linear() -> list[dict[str, Any]]:
-    with _federation("linear", warm=True) as (made, folder):
-        nothing = write_app(folder / "nothing", {"rounds": ROUNDS, "nodes": NODES}, **_halves("flower_nothing"))
-        found = [_row(NOTHING, _watched(nothing, made)), _row(WARM, _watched(_app("linear", folder), made))]
-    with _federation("linear", warm=False) as (made, folder):
-        return [*found, _row(COLD, _watched(_app("linear", folder), made))]
+    found = []
+    for warm, nothing, ours in ((True, NOTHING, WARM), (False, PLAIN, COLD)):
+        with _federation("linear", warm=warm) as (made, folder):
+            app = write_app(folder / "nothing", {"rounds": ROUNDS, "nodes": NODES}, **_halves("flower_nothing"))
+            found += [_row(nothing, _watched(app, made)), _row(ours, _watched(_app("linear", folder), made))]
+    return found
 
 
 def networks() -> list[dict[str, Any]]:
@@ -165,7 +170,7 @@ def _stat(path: Path) -> list[str]:
 
 
 def _kept_by(pid: int) -> int | None:
-    """The part of a SuperNode that a warm process ends with."""
+    """The part of a SuperNode that a warm process ends with; what it forks itself are its children."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:

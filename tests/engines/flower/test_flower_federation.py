@@ -169,6 +169,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         script.write_text(f"#!{sys.executable}\n{LISTENER}")
         script.chmod(0o755)
     monkeypatch.setattr(federation, "tool", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(federation, "quick_supernode", lambda: [str(tmp_path / "flower-supernode"), "--quick"])
     monkeypatch.setattr(Connection, "nodes_online", lambda self: 2)
     pq.write_table(table(), tmp_path / "rows.parquet")
     return tmp_path
@@ -185,6 +186,7 @@ def test_nodes_keep_a_process_unless_told_otherwise(fake: Path) -> None:
         finally:
             federation.down(fake / "fed")
         assert f"warm={str(warm).lower()} " in told[told.index("--node-config") + 1]
+        assert ("--quick" in told) is warm
 
 
 def test_up_starts_and_down_stops_everything(fake: Path) -> None:

@@ -62,7 +62,7 @@ def connect(
     timeout: float = 600.0,
     wait: float = 120.0,
     modules: Mapping[str, nn.Module] | None = None,
-    poll: float = 0.5,
+    poll: float = 0.2,
     told: Callable[[str], None] = lambda asked: None,
 ) -> Clients:
     """Meet the nodes of a federation.

@@ -19,7 +19,7 @@ from typing import Any
 from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.engines.flower.shares import Share, deal
-from coterie.engines.flower.superlink import Connection, environment, tool
+from coterie.engines.flower.superlink import Connection, environment, quick_supernode, tool
 from coterie.engines.flower.warm_node import await_end
 from coterie.errors import ConfigError, RunError
 
@@ -271,7 +271,8 @@ def _node_command(made: Federation, name: str, share: Share) -> list[str]:
         private = _register(made, name)
         security = ["--root-certificates", made.root_certificates, "--auth-supernode-private-key", str(private)]
     told = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    return [tool("flower-supernode"), *security, "--superlink", made.address, "--node-config", told]
+    started = quick_supernode() if made.warm else [tool("flower-supernode")]
+    return [*started, *security, "--superlink", made.address, "--node-config", told]
 
 
 def _register(made: Federation, name: str) -> Path:
