@@ -51,7 +51,7 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
 
 def _sent(traffic: Traffic) -> str:
     up, down = human_bytes(traffic.bytes_up), human_bytes(traffic.bytes_down)
-    return f"{traffic.messages} messages, {up} up, {down} down"
+    return f"{traffic.messages} messages to every client, together {up} up and {down} down"
 
 
 def show_comparison(found: Comparison, fit: str | None) -> None:

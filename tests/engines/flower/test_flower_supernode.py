@@ -7,21 +7,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+from flwr.superlink.grid import http_grid
 from flwr.supernode import start_client_internal
+from flwr.supernode.runtime import run_clientapp
 
-from coterie.engines.flower import supernode
+from coterie.engines.flower import supernode, waits
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="apps are forked on Linux only")
 
 SUPERNODE = """\
 import os, sys
-from coterie.engines.flower import supernode
+from coterie.engines.flower import supernode, waits
 
 def app():
     name, *words = sys.argv
@@ -84,17 +89,37 @@ def test_nothing_is_left_when_the_supernode_is_killed(tmp_path: Path) -> None:
 
 def test_waits_are_short_while_messages_come_and_flowers_own_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waited = [1000.0], list[float]()
-    monkeypatch.setattr(supernode.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(supernode.time, "sleep", waited.append)
-    soon = supernode._Soon()
+    monkeypatch.setattr(waits.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(waits.time, "sleep", waited.append)
+    soon = waits.Soon()
     soon.sleep(3)  # nothing has come yet
     soon.sleep(0.5)  # an app is at work
     soon.sleep(3)
     now[0] += 60
     soon.sleep(3)
-    assert waited == [3, 0.1, 0.2, 3]
+    assert waited == [3, 0.1, 0.3, 3]
+
+
+def test_parts_of_a_message_that_have_not_come_are_fetched_again_soon() -> None:
+    asked = list[str]()
+
+    def fetch(name: str) -> bytes:
+        asked.append(name)
+        if len(asked) < 4:
+            raise ObjectUnavailableError(name)
+        return b"part"
+
+    module = ModuleType("of Flower")
+    module.pull_objects = inflatable_utils.pull_objects  # type: ignore[attr-defined]
+    for _ in range(2):  # the second time there is nothing to do
+        waits.retry_soon(module, None)
+    assert module.pull_objects(["a"], fetch) == {"a": b"part"}  # Flower's own would have waited 1, 2 and 4 seconds
+    assert module.pull_objects.keywords["initial_backoff"] < 0.1
 
 
 def test_flower_still_has_what_is_replaced() -> None:
+    for module in (start_client_internal, http_grid, run_clientapp):
+        kept = {name: getattr(module, name, None) for name in ("pull_objects", "pull_and_inflate_object_from_tree")}
+        assert any(kept.values())
     assert TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP] == supernode._COMMAND
     assert start_client_internal.time.sleep  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a Flower grid to clients that can be fitted: wait for nodes, ask who they are, and see that they go together."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from coterie.engines.flower.messages import Introduction
 from coterie.engines.flower.preflight import agreed, rows_of
 from coterie.engines.flower.registry import register_named
 from coterie.engines.flower.server import OnFlower
+from coterie.engines.flower.waits import retry_soon
 from coterie.errors import RunError
 
 __all__ = ["Nodes", "connect"]
@@ -102,6 +104,7 @@ def connect(
     """
     for name, module in (modules or {}).items():
         register_named(name, module)
+    retry_soon(sys.modules.get(type(grid).__module__))
     link = Link(grid, run, timeout=timeout, poll=poll, told=told)
     met = _met(link, nodes, wait)
     said = [met[address] for address in sorted(met, key=lambda a: met[a].node)]

@@ -16,23 +16,22 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode, flwr_clientapp
+from flwr.supernode.runtime import run_clientapp
 
 import coterie.engines.flower.client_app
 import coterie.engines.flower.handover  # noqa: F401  the apps need both
 from coterie.engines.flower import frames
+from coterie.engines.flower.waits import Soon, retry_soon
 
 __all__ = ["main", "starting_apps"]
 
 _COMMAND = "flwr-clientapp"
 _STALL = 5.0  # seconds that a request may take to be written
-_LOOK, _REPLY = 0.2, 0.1  # seconds between two looks for a message, and for the reply that an app has made
-_ACTIVE = 20.0  # seconds after a message in which the next one is likely
 
 _SCRIPT = """#!{python} -IS
 import json, os, socket, sys
@@ -53,10 +52,11 @@ if not started:
 
 def main() -> None:
     """Run the SuperNode."""
+    retry_soon(start_client_internal, run_clientapp)
     if sys.platform == "linux":  # elsewhere processes are not safe to fork, or cannot be
         starting_apps()
     if hasattr(start_client_internal, "time"):
-        start_client_internal.time = _Soon()
+        start_client_internal.time = Soon()
     flower_supernode()
 
 
@@ -136,22 +136,6 @@ class _Starter:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-
-
-class _Soon:
-    """Time as the SuperNode's loop sees it: waits are short while messages come, and as long as Flower's otherwise."""
-
-    def __init__(self) -> None:
-        self._active = -_ACTIVE
-
-    def sleep(self, seconds: float) -> None:
-        """Wait: Flower says 0.5 while it waits for an app's reply, and 3 when it has found no message."""
-        now = time.monotonic()
-        if seconds < 1:
-            self._active = now
-            time.sleep(min(seconds, _REPLY))
-        else:
-            time.sleep(min(seconds, _LOOK) if now - self._active < _ACTIVE else seconds)
 
 
 if __name__ == "__main__":
