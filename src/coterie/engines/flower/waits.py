@@ -15,8 +15,8 @@ __all__ = ["Soon", "retry_soon"]
 
 _RETRY = {
     "initial_backoff": 0.05,
-    "backoff_cap": 1.0,
-    "max_tries_per_object": 5000,
+    "backoff_cap": 0.1,
+    "max_tries_per_object": 50_000,
 }  # seconds, seconds, and for over an hour
 _LOOK, _REPLY = 0.3, 0.1  # seconds between two looks for a message, and for the reply that an app has made
 _ACTIVE = 20.0  # seconds after a message in which the next one is likely
