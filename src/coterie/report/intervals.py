@@ -32,7 +32,8 @@ def intervals(
     """
     every = [0.0, *means, *low, *high]
     across, heights, body, size = rows_frame(names, every, form=plain_ticks, x_label=x_label, width=WIDTH)
-    body.append(f'<path class="zero" d="M{n(across.at(0.0))} 0V{n(size[1] - 42)}"/>')
+    named = next((i for i, part in enumerate(body) if 'class="name"' in part), len(body))  # the line lies under names
+    body.insert(named, f'<path class="zero" d="M{n(across.at(0.0))} 0V{n(size[1] - 42)}"/>')
     for i, y in enumerate(heights):
         if not math.isfinite(means[i]):
             continue
