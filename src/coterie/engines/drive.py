@@ -5,7 +5,7 @@ An engine says who its clients are, who of them takes part and by which clock, a
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +19,13 @@ from coterie.errors import RunError
 from coterie.participation import Clock, Participants, Participation, select_participants
 from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 
-__all__ = ["Engine", "Finished", "Program", "Request", "Response", "Round", "Traffic", "drive", "finish"]
+__all__ = [
+    "Engine", "Finished", "Group", "Job", "Program", "Request", "Response", "Round", "Traffic", "drive", "drive_all",
+    "finish",
+]  # fmt: skip
 
 Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
+Group = tuple[Mapping[int, Ask], Participants]  # slot -> its ask, and the clients that it is put to
 
 
 @dataclass
@@ -37,6 +41,13 @@ class Traffic:
         self.messages += other.messages
         self.bytes_up += other.bytes_up
         self.bytes_down += other.bytes_down
+
+    @classmethod
+    def side_by_side(cls, every: "Iterable[Traffic]") -> "Traffic":
+        """What all take together that began at the same time and shared their messages."""
+        kept = list(every)
+        messages = max((one.messages for one in kept), default=0)
+        return cls(messages, sum(one.bytes_up for one in kept), sum(one.bytes_down for one in kept))
 
     def count(self, replies: Iterable[Replies]) -> None:
         """Count a message by what it brought."""
@@ -134,8 +145,11 @@ class Engine(Protocol):
     def keys(self) -> Tensor:
         """[M] identity of each client for randomness."""
 
-    def dispatch(self, groups: Sequence[tuple[Mapping[int, Ask], Participants]]) -> list[Response]:
+    def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Put asks, by their slots, to the clients of each group: all in one message to each."""
+
+    def dispatch_all(self, waiting: "Sequence[tuple[Engine, Sequence[Group]]]") -> list[list[Response]]:
+        """Put what the runs of several engines of this kind ask, each on its own rows, in one message to each client."""
 
     def knows(self, run: int) -> bool:
         """Whether clients keep private state of a run already."""
@@ -153,19 +167,11 @@ class Engine(Protocol):
         """Take up what `keep` gave."""
 
 
-def drive(
-    engine: Engine,
-    programs: Sequence[Program],
-    *,
-    checkpoint: Path | None = None,
-    every: float = 0.0,
-    state_type: type | Sequence[type] | None = None,
-    watch: Callable[[Round], None] | None = None,
-    goes_on: bool = False,
-) -> Finished:
-    """Run programs side by side, a round of all at a time.
+@dataclass(frozen=True)
+class Job:
+    """Programs that run side by side on the rows of an engine, a round of all at a time.
 
-    Parameters
+    Attributes
     ----------
     engine : Engine
         What answers.
@@ -182,35 +188,82 @@ def drive(
     goes_on : bool
         Whether clients keep the private state that earlier programs have left with them.
     """
-    if not goes_on:
-        engine.forget()  # these programs start, or are restored
-    driven = _Drive(engine, programs, watch)
-    if checkpoint is not None and checkpoint.exists():
-        if state_type is None:
-            raise RunError(f"there is a checkpoint at {checkpoint}", "give state_type to continue, or remove it")
-        driven.restore(checkpoint, state_type)
-    kept = time.monotonic()
-    while driven.advance():
-        if checkpoint is not None and time.monotonic() - kept >= every:
-            driven.keep(checkpoint)
-            kept = time.monotonic()
-    if checkpoint is not None:
-        driven.keep(checkpoint)
-    return Finished(driven.results(), driven.rounds, driven.traffic)
+
+    engine: Any
+    programs: Sequence[Program]
+    checkpoint: Path | None = None
+    every: float = 0.0
+    state_type: type | Sequence[type] | None = None
+    watch: Callable[[Round], None] | None = None
+    goes_on: bool = False
+
+
+def drive(engine: Engine, programs: Sequence[Program], **how: Any) -> Finished:
+    """Run programs side by side, a round of all at a time: see `Job` for what can be said."""
+    return drive_all([Job(engine, programs, **how)])[0]
+
+
+def drive_all(jobs: Sequence[Job]) -> list[Finished]:
+    """Run the programs of several engines, which have different rows of the same clients, side by side.
+
+    What they ask at the same time goes out in one message. Each job has rounds and checkpoints of its own, so that none
+    depends on how long others take.
+    """
+    drives = [_Drive(job) for job in jobs]
+    steps = [one.steps() for one in drives]
+    waiting: dict[int, list[Group]] = {}
+    _take_on(steps, dict.fromkeys(range(len(jobs))), waiting)
+    while waiting:
+        asked = [(jobs[at].engine, groups) for at, groups in waiting.items()]
+        if len(asked) == 1:
+            responses = [asked[0][0].dispatch(asked[0][1])]
+        else:
+            responses = asked[0][0].dispatch_all(asked)
+        got, waiting = dict(zip(waiting, responses, strict=True)), {}
+        _take_on(steps, got, waiting)
+    return [Finished(one.results(), one.rounds, one.traffic) for one in drives]
+
+
+def _take_on(steps: "Sequence[_Steps]", got: Mapping[int, Any], waiting: dict[int, list[Group]]) -> None:
+    """Let jobs go on with their responses, and note what those ask next that have not ended."""
+    for at, responses in got.items():
+        try:
+            waiting[at] = steps[at].send(responses)
+        except StopIteration:
+            continue
+
+
+_Steps = Generator[list[Group], list[Response], None]
 
 
 class _Drive:
-    """One call of `drive`: the generators, where each is, and what has happened."""
+    """A job on its way: the generators, where each is, and what has happened."""
 
-    def __init__(self, engine: Engine, programs: Sequence[Program], watch: Callable[[Round], None] | None) -> None:
-        self.engine, self.programs, self.watch = engine, programs, watch
-        self.states: list[Any] = [None] * len(programs)
+    def __init__(self, job: Job) -> None:
+        self.job, self.engine, self.programs, self.watch = job, job.engine, job.programs, job.watch
+        self.states: list[Any] = [None] * len(job.programs)
         self.rounds: list[Round] = []
-        self.times = [0.0] * len(programs)
+        self.times = [0.0] * len(job.programs)
         self.traffic = Traffic()
         self.barrier = 0  # rounds that all unfinished runs have completed
         self.generators: dict[int, Lockstep] | None = None
         self.returned: dict[int, Any] = {}
+
+    def steps(self) -> _Steps:
+        """Begin, or go on from the checkpoint, and go to the end: asks are yielded and responses sent."""
+        path, kept = self.job.checkpoint, time.monotonic()
+        if not self.job.goes_on:
+            self.engine.forget()  # these programs start, or are restored
+        if path is not None and path.exists():
+            if self.job.state_type is None:
+                raise RunError(f"there is a checkpoint at {path}", "give state_type to continue, or remove it")
+            self.restore(path, self.job.state_type)
+        while (yield from self.advance()):
+            if path is not None and time.monotonic() - kept >= self.job.every:
+                self.keep(path)
+                kept = time.monotonic()
+        if path is not None:
+            self.keep(path)
 
     def restore(self, path: Path, state_type: type | Sequence[type]) -> None:
         tensors, document = load_tensors(path)
@@ -251,7 +304,7 @@ class _Drive:
     def results(self) -> list[Any]:
         return [self.returned.get(run, state) for run, state in enumerate(self.states)]
 
-    def advance(self) -> bool:
+    def advance(self) -> Generator[list[Group], list[Response], bool]:
         """Take every unfinished run to its next save (or its end); false when all have ended.
 
         Runs that need fewer questions wait for the others, so that a checkpoint is one moment of all of them.
@@ -265,7 +318,7 @@ class _Drive:
         for run in list(self.generators):
             self._step(run, None, waiting, saved)
         while waiting:
-            answers = self._answer(waiting, tallies)
+            answers = yield from self._answer(waiting, tallies)
             waiting = {}
             for run, replies in answers.items():
                 self._step(run, replies, waiting, saved)
@@ -287,7 +340,9 @@ class _Drive:
         else:
             waiting[run] = wanted
 
-    def _answer(self, waiting: Mapping[int, Ask | tuple[Ask, ...]], tallies: "Mapping[int, _Tally]") -> dict[int, Any]:
+    def _answer(
+        self, waiting: Mapping[int, Ask | tuple[Ask, ...]], tallies: "Mapping[int, _Tally]"
+    ) -> Generator[list[Group], list[Response], dict[int, Any]]:
         """Put what all runs ask in one message.  -> run: replies, or a tuple of them where it asked several things"""
         asks = {
             slot(run, part): ask
@@ -296,7 +351,7 @@ class _Drive:
         }
         groups = self._participants(asks)
         knows = {run: self.engine.knows(run) for run in waiting}
-        responses = self.engine.dispatch([({at: asks[at] for at in slots}, who) for slots, who in groups])
+        responses = yield [({at: asks[at] for at in slots}, who) for slots, who in groups]
         replies: dict[int, Replies] = {}
         for (_, who), response in zip(groups, responses, strict=True):
             for at, answer in response.answers.items():

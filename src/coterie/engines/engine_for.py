@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
-from coterie.engines.drive import Engine, Finished, Program, Request
+from coterie.engines.drive import Engine, Finished, Job, Program, Request
 from coterie.engines.in_process import InProcess
 from coterie.participation import Clock, Participation
 from coterie.protocol import Ask, Replies, Tensors
@@ -32,7 +32,10 @@ class AnyEngine(Engine, Protocol):
         """[M] answers of each client to the first run; None where participation is drawn by key and can be drawn again."""
 
     def run(self, programs: Sequence[Program], **how: Any) -> Finished:
-        """Run programs side by side: see `drive`."""
+        """Run programs side by side: see `Job`."""
+
+    def run_all(self, jobs: Sequence[Job]) -> list[Finished]:
+        """Run jobs on several sets of rows, each of its own engine of this kind, side by side: see `drive_all`."""
 
     def ask(self, ask: Ask, *, run: int = 0) -> Replies:
         """Put one question to everyone (or to whom it names), outside any round."""
@@ -45,6 +48,11 @@ class AnyEngine(Engine, Protocol):
 
     def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
         """Private state of all clients (these fields of it), where a method says that it may be known.  [M, ...] each"""
+
+    def revealed_all(
+        self, wanted: "Sequence[tuple[AnyEngine, Sequence[int]]]", names: Collection[str] | None = None
+    ) -> list[list[Tensors]]:
+        """The same of runs on several sets of rows, in one message."""
 
 
 def engine_for(rows: Ragged, **options: Any) -> AnyEngine:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.engines.drive import Finished, Program, Request, Response, Round, drive, finish
+from coterie.engines.drive import Finished, Group, Job, Program, Request, Response, Round, drive_all, finish
 from coterie.engines.worker import Worker
 from coterie.participation import Clock, Everyone, Participants, Participation
 from coterie.protocol import Ask, Replies, Tensors
@@ -80,6 +80,13 @@ class InProcess:
         """Private state of all clients, which is here.  [M, ...] each"""
         return [self.worker.private[run] for run in runs]
 
+    @staticmethod
+    def revealed_all(
+        wanted: "Sequence[tuple[InProcess, Sequence[int]]]", names: Collection[str] | None = None
+    ) -> list[list[Tensors]]:
+        """The same of several engines."""
+        return [engine.revealed(runs, names) for engine, runs in wanted]
+
     @property
     def private(self) -> dict[int, Tensors]:
         """Run -> name -> [M, ...] what clients keep."""
@@ -90,9 +97,15 @@ class InProcess:
         self.worker.private = private
 
     def run(self, programs: Sequence[Program], **how: Any) -> Finished:
-        """Run programs side by side, a round of all at a time: see `drive` for what can be said."""
-        with for_work(self.worker.rows.numbers(torch.arange(self.worker.rows.n_clients))):  # the server's part as well
-            return drive(self, programs, **how)
+        """Run programs side by side, a round of all at a time: see `Job` for what can be said."""
+        return self.run_all([Job(self, programs, **how)])[0]
+
+    @staticmethod
+    def run_all(jobs: Sequence[Job]) -> list[Finished]:
+        """Run jobs on several sets of rows side by side."""
+        most = max(job.engine.worker.rows.numbers(torch.arange(len(job.engine.keys))) for job in jobs)
+        with for_work(most):  # the server's part as well
+            return drive_all(jobs)
 
     @property
     def heard(self) -> None:
@@ -104,9 +117,14 @@ class InProcess:
         """[M] identity of each client for randomness."""
         return self.worker.rows.keys
 
-    def dispatch(self, groups: Sequence[tuple[Mapping[int, Ask], Participants]]) -> list[Response]:
+    def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Let those answer who are in time."""
         return [self._answered(asks, who) for asks, who in groups]
+
+    @staticmethod
+    def dispatch_all(waiting: "Sequence[tuple[InProcess, Sequence[Group]]]") -> list[list[Response]]:
+        """Let clients answer on one set of rows after the other; there are no messages here, but this would be one."""
+        return [engine.dispatch(groups) for engine, groups in waiting]
 
     def _answered(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         begin = time.perf_counter()

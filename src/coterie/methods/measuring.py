@@ -15,7 +15,7 @@ from coterie.methods.base import Score
 from coterie.methods.session import Answered, On, Prepared, Session
 from coterie.protocol import Ask, Replies, slot
 
-__all__ = ["Entry", "Outcome", "measure", "metric", "overall", "score", "target_variance"]
+__all__ = ["Entry", "Outcome", "measure", "metric", "overall", "score", "target_variance", "variance_from"]
 
 _TARGETS = 1 << 10  # the run that asks for sums of targets: no method has so many
 _DIGITS = 1e-4  # of the mean square that a variance must be: four of sixteen digits may be lost
@@ -88,7 +88,7 @@ def measure(session: Session, made: Prepared, entries: Sequence[Entry], private:
     answered = dict(zip(parts, session.exchange(list(parts.values())), strict=True))
     sides = {side: got for side, got in answered.items() if side != "shown"}
     variance = {
-        side: _variance(session, parts[side].rows, got[_TARGETS])
+        side: variance_from(session, parts[side].rows, got[_TARGETS])
         for side, got in sides.items()
         if _TARGETS in got.replies
     }
@@ -152,12 +152,12 @@ def target_variance(rows: Ragged, session: Session | None = None) -> float:
     session = session or Session()
 
     def asked() -> float:
-        return _variance(session, rows, session.ask(rows, target_ask(torch.zeros((), dtype=torch.float64))))
+        return variance_from(session, rows, session.ask(rows, target_ask(torch.zeros((), dtype=torch.float64))))
 
     return float(rows.once("target variance", asked)) if isinstance(rows, RemoteRows) else asked()
 
 
-def _variance(session: Session, rows: Ragged, got: Replies) -> float:
+def variance_from(session: Session, rows: Ragged, got: Replies) -> float:
     """Squares about zero will do, and are asked for once more about the mean where that would cost digits."""
     n = max(int(got["n"]), 1)
     mean, square = got["sum"] / n, float(got["square"]) / n

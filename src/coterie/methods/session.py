@@ -22,7 +22,7 @@ from coterie.data.draws import SUPPORT, VALIDATION, Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
-from coterie.engines.drive import Finished, Request, Round, Traffic
+from coterie.engines.drive import Finished, Job, Program, Request, Round, Traffic
 from coterie.engines.engine_for import AnyEngine, engine_for
 from coterie.errors import ConfigError
 from coterie.local import Training
@@ -32,7 +32,7 @@ from coterie.participation import Clock, Everyone, Participation, Sampled
 from coterie.protocol import Ask, Replies, Tensors
 
 __all__ = [
-    "Answered", "On", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
+    "Answered", "On", "Phase", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
     "newcomers", "prepare", "shown_and_judged",
 ]  # fmt: skip
 
@@ -77,6 +77,42 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Programs that run side by side on one set of rows.
+
+    Attributes
+    ----------
+    name : str or None
+        What a phase without a name does is neither kept nor told of.
+    rows : Ragged
+        Of the clients that it is about.
+    programs : sequence of callable
+        What is run.
+    state : type or sequence of types
+        Of the programs' states. Where they differ, the first program is what the phase is about, and is told of alone.
+    total : int
+        Rounds that are expected.
+    policy, clock
+        Who takes part, in place of the share of the options, and by which clock.
+    goes_on : bool
+        Whether clients keep what earlier programs on these rows have left with them.
+    said : str, optional
+        What it is called when it is told of, in place of its name; "" is not told of: of phases that run side by side, one
+        tells how far all have come.
+    """
+
+    name: str | None
+    rows: Ragged
+    programs: Sequence[Program]
+    state: type | Sequence[type] | None
+    total: int
+    policy: Participation | None = None
+    clock: Clock | None = None
+    goes_on: bool = False
+    said: str | None = None
+
+
+@dataclass(frozen=True)
 class Session:
     """How programs are run, and where their clients are: what makes engines, keeps checkpoints and tells progress.
 
@@ -103,35 +139,36 @@ class Session:
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def run(
-        self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type | Sequence[type] | None, total: int, *,
-        policy: Participation | None = None, clock: Clock | None = None, goes_on: bool = False,
+        self, phase: str | None, rows: Ragged, programs: Sequence[Any], state: type | Sequence[type] | None, total: int,
+        **how: Any,
     ) -> Finished:  # fmt: skip
-        """Run programs side by side; a phase without a name is neither kept nor told of.
+        """Run programs side by side: see `Phase` for what can be said."""
+        return self.run_all([Phase(phase, rows, programs, state, total, **how)])[0]
 
-        Parameters
-        ----------
-        state : type or sequence of types
-            Of the programs' states. Where they differ, the first program is what the phase is about, and is told of alone.
-        total : int
-            Rounds that are expected.
-        policy, clock
-            Who takes part, in place of the share of the options, and by which clock.
-        goes_on : bool
-            Whether clients keep what earlier programs on these rows have left with them.
-        """
-        engine, watch = self.engine(rows), self.watch
-        share = 1.0 if phase in _EVERYONE else self.options.training.participation
-        policy = policy or (Sampled(share) if share < 1 else Everyone())
-        engine.set_up(participation=policy, clock=clock, seed=self.options.seed, store=phase)
-        told = None if watch is None or phase is None else _teller(watch, phase, total, isinstance(state, Sequence))
-        how: dict[str, Any] = {"checkpoint": self._checkpoint(phase), "every": self.every, "state_type": state}
-        self._running.append((id(rows), False))
+    def run_all(self, phases: Sequence[Phase]) -> list[Finished]:
+        """Run phases that do not wait for each other, each on its own rows, side by side: they share their messages."""
+        assert len({id(phase.rows) for phase in phases}) == len(phases)  # what clients keep is the engine's
+        running = [(id(phase.rows), False) for phase in phases]
+        self._running.extend(running)
         try:
-            done = engine.run(programs, watch=told, goes_on=goes_on, **how)
+            jobs = [self._job(phase) for phase in phases]
+            done: list[Finished] = jobs[0].engine.run_all(jobs)
         finally:
-            self._running.pop()
-        self.traffic.add(done.traffic)
+            del self._running[-len(running) :]
+        self.traffic.add(Traffic.side_by_side(one.traffic for one in done))
         return done
+
+    def _job(self, phase: Phase) -> Job:
+        engine, watch = self.engine(phase.rows), self.watch
+        share = 1.0 if phase.name in _EVERYONE else self.options.training.participation
+        policy = phase.policy or (Sampled(share) if share < 1 else Everyone())
+        engine.set_up(participation=policy, clock=phase.clock, seed=self.options.seed, store=phase.name)
+        said = phase.name if phase.said is None else phase.said
+        told = (
+            None if watch is None or not said else _teller(watch, said, phase.total, isinstance(phase.state, Sequence))
+        )
+        checkpoint = self._checkpoint(phase.name)
+        return Job(engine, phase.programs, checkpoint, self.every, phase.state, told, phase.goes_on)
 
     def engine(self, rows: Ragged, *, asks: bool = False) -> AnyEngine:
         """What answers for these rows: one that is run, with what its clients keep; and beside it one that is asked.
@@ -171,10 +208,14 @@ class Session:
         (traffic or self.traffic).count(reply for replies in found for reply in replies.values())
         return [Answered(replies, request.engine.private) for replies, request in zip(found, requests, strict=True)]
 
-    def revealed(self, rows: Ragged, runs: Sequence[int], names: Collection[str]) -> list[Tensors]:
-        """These fields of what runs on these rows have left with clients, where a method says that they may be known."""
+    def revealed(self, wanted: Sequence[tuple[Ragged, Sequence[int]]], names: Collection[str]) -> list[list[Tensors]]:
+        """These fields of what runs on some rows have left with clients, where a method says that they may be known.
+
+        It is one message, for several sets of rows.
+        """
+        engines = [(self.engine(rows), runs) for rows, runs in wanted]
         self.traffic.messages += 1
-        return self.engine(rows).revealed(runs, names)
+        return engines[0][0].revealed_all(engines, names)
 
     def kept_word(self, name: str, word: str) -> str:
         """Keep a word of the first time, or say what was kept: for choices that a resumed run must not make anew."""

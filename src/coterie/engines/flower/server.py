@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.remote import RemoteRows
-from coterie.engines.drive import Finished, Program, Request, Response, drive, finish
+from coterie.engines.drive import Finished, Group, Job, Program, Request, Response, drive_all, finish
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.link import Link
 from coterie.engines.flower.messages import Answers, Batch, Question, Reply, State
@@ -125,58 +125,61 @@ class OnFlower:
 
     def revealed(self, runs: Sequence[int], names: Collection[str] | None = None) -> list[Tensors]:
         """Ask all clients for (some of) their private state, in one message: only where a method says so.  [M, ...] each"""
-        asks = {}
-        for run in runs:
-            fields = self.private.fields.get(run, {})
-            asks[run] = reveal_ask({name: v for name, v in fields.items() if names is None or name in names})
-        got = self.asks(asks)
-        return [dict(got[run].values) for run in runs]
+        return self.revealed_all([(self, runs)], names)[0]
+
+    @staticmethod
+    def revealed_all(
+        wanted: "Sequence[tuple[OnFlower, Sequence[int]]]", names: Collection[str] | None = None
+    ) -> list[list[Tensors]]:
+        """The same of runs on several sets of rows, in one message."""
+        found = OnFlower.exchange([Request(engine, engine._reveals(runs, names)) for engine, runs in wanted])
+        return [[dict(got[run].values) for run in runs] for got, (_, runs) in zip(found, wanted, strict=True)]
+
+    def _reveals(self, runs: Sequence[int], names: Collection[str] | None) -> dict[int, Ask]:
+        fields = {run: self.private.fields.get(run, {}) for run in runs}
+        return {
+            run: reveal_ask({name: v for name, v in own.items() if names is None or name in names})
+            for run, own in fields.items()
+        }
 
     # -- rounds -------------------------------------------------------------------------------------------------------
     def run(self, programs: Sequence[Program], **how: Any) -> Finished:
-        """Run programs side by side, a round of all at a time: see `drive` for what can be said."""
-        self._needed = {} if how.get("checkpoint") is not None else None
-        return drive(self, programs, **how)
+        """Run programs side by side, a round of all at a time: see `Job` for what can be said."""
+        return self.run_all([Job(self, programs, **how)])[0]
+
+    @staticmethod
+    def run_all(jobs: Sequence[Job]) -> list[Finished]:
+        """Run jobs on several sets of rows side by side."""
+        for job in jobs:
+            job.engine._needed = {} if job.checkpoint is not None else None
+        return drive_all(jobs)
 
     @property
     def keys(self) -> Tensor:
         """[M] identity of each client for randomness."""
         return self.rows.keys
 
-    def dispatch(self, groups: Sequence[tuple[Mapping[int, Ask], Participants]]) -> list[Response]:
+    def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Ask those whom the clock foretells to be in time, or all, and go on with the first answers.
 
         Where all who are asked are waited for, all groups are in one message to each node.
         """
-        foretold = self.clock is not None and not isinstance(self.clock, WallClock)
-        asked = [who.answered if foretold else who.asked for _, who in groups]
-        if all(len(ids) == len(who.answered) for ids, (_, who) in zip(asked, groups, strict=True)):
-            return self._dispatched(groups, asked, None)
-        return [
-            response
-            for group, ids in zip(groups, asked, strict=True)
-            for response in self._dispatched([group], [ids], len(group[1].answered))
-        ]
+        return self.dispatch_all([(self, groups)])[0]
 
-    def _dispatched(
-        self, groups: Sequence[tuple[Mapping[int, Ask], Participants]], asked: Sequence[Tensor], enough: int | None
-    ) -> list[Response]:
-        begin = time.perf_counter()
-        parts = [
-            _Part(self, asks, ids, ids, i - 1 if i else None)
-            for i, ((asks, _), ids) in enumerate(zip(groups, asked, strict=True))
-        ]
-        found, events = _send(parts, enough, stacks=True)
-        taken = time.perf_counter() - begin
-        out, heard = list[Response](), torch.zeros_like(self.heard)
-        for (asks, who), got in zip(groups, found, strict=True):
-            answers = {run: joined(ask, got.pieces[run], got.sent[run]) for run, ask in asks.items()}
-            if any(run_of(at) == 0 for at in asks):
-                heard[next(iter(answers.values())).ids] = 1  # what is in one message is answered together
-            elapsed = 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken)
-            out.append(Response(answers, elapsed, events if not out else []))
-        self.heard += heard
-        return out
+    @staticmethod
+    def dispatch_all(waiting: "Sequence[tuple[OnFlower, Sequence[Group]]]") -> list[list[Response]]:
+        """The same for the runs of several engines, in one message to each node if all who are asked are waited for."""
+        asked = [_Asked(engine, group, engine._asked(group[1])) for engine, groups in waiting for group in groups]
+        if all(len(one.ids) == len(one.group[1].answered) for one in asked):
+            responses = iter(_dispatched(asked, None))
+        else:
+            responses = iter([got for one in asked for got in _dispatched([one], len(one.group[1].answered))])
+        return [[next(responses) for _ in groups] for _, groups in waiting]
+
+    def _asked(self, who: Participants) -> Tensor:
+        """Those whom the clock foretells to be in time, or all."""
+        foretold = self.clock is not None and not isinstance(self.clock, WallClock)
+        return who.answered if foretold else who.asked
 
     # -- messages -----------------------------------------------------------------------------------------------------
     def _by_node(self, ids: Tensor) -> dict[str, np.ndarray]:
@@ -343,6 +346,38 @@ class _Message:
             },
             {run: sum(_sent(mine[part].asks[run]) for mine in self.questions.values() if part in mine) for run in asks},
         )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A group of asks on the rows of an engine, and the clients (ids) who are sent it."""
+
+    engine: OnFlower
+    group: Group
+    ids: Tensor
+
+
+def _dispatched(asked: Sequence[_Asked], enough: int | None) -> list[Response]:
+    """Put all groups into one message; those of one engine go on from what the group before has left with clients."""
+    begin = time.perf_counter()
+    parts: list[_Part] = []
+    for one in asked:
+        after = len(parts) - 1 if parts and parts[-1].engine is one.engine else None
+        parts.append(_Part(one.engine, one.group[0], one.ids, one.ids, after))
+    found, events = _send(parts, enough, stacks=True)
+    taken = time.perf_counter() - begin
+    out, heard = list[Response](), {id(one.engine): torch.zeros_like(one.engine.heard) for one in asked}
+    for one, got in zip(asked, found, strict=True):
+        asks, who = one.group
+        answers = {run: joined(ask, got.pieces[run], got.sent[run]) for run, ask in asks.items()}
+        if any(run_of(at) == 0 for at in asks):
+            heard[id(one.engine)][next(iter(answers.values())).ids] = 1  # what is in one message is answered together
+        clock = one.engine.clock
+        elapsed = 0.0 if clock is None else clock.elapsed(who.seconds, taken)
+        out.append(Response(answers, elapsed, events if not out else []))
+    for engine in {id(one.engine): one.engine for one in asked}.values():
+        engine.heard += heard[id(engine)]
+    return out
 
 
 def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[list[_Found], list[str]]:

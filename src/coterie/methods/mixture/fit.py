@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.algorithms import em, fedgmm, fedgrem
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.data.ragged import Ragged
-from coterie.engines.drive import Program
+from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError
 from coterie.methods.mixture.results import (
     EM_METHODS,
@@ -29,17 +29,19 @@ from coterie.methods.mixture.results import (
     deviations,
     labels,
     log_likelihood,
+    log_likelihoods,
     of_baseline,
     of_fedgrem,
 )  # fmt: skip
-from coterie.methods.session import Session
+from coterie.methods.session import Phase, Session
 from coterie.models.mixtures import Family
 from coterie.protocol import Tensors
 from coterie.select import as_good
 
 __all__ = [
-    "C_LAMBDAS", "METHODS", "OUTLIER", "PRESETS", "Choice", "Drive", "MixtureFit", "bic", "choose_c_lambda",
-    "choose_components", "fit_methods", "fit_mixture", "in_process", "labels", "log_likelihood",
+    "C_LAMBDAS", "METHODS", "OUTLIER", "PRESETS", "Choice", "How", "MixtureFit", "bic", "choose_c_lambda",
+    "choose_components", "fit_methods", "fit_mixture", "fitted_methods", "labels", "log_likelihood", "make_fit", "program",
+    "state_type",
 ]  # fmt: skip
 
 C_LAMBDAS = (0.25, 0.5, 0.8, 1.25, 2.0, 3.2, 5.0, 8.0, math.inf)
@@ -53,6 +55,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fedgrem-exact": {**_PAPER, "inner": 1, "capped": False},
 }  # of FedGrEM with C = 2, where nobody is rejected: the paper's algorithm, and the authors' code
 
+_OWN = "fedgrem-own"  # the mixtures of those who do better alone
+_PRESET = 2.0  # C of the presets
 _HELD_OUT = 0.2
 _SPLITS, _SHARE = 3, 0.25  # C_lambda is validated so often, each time on this share of the rows
 _ERRORS = 2.0  # standard errors, of differences paired over clients, that a candidate may be behind the best
@@ -62,27 +66,9 @@ _CLEARLY = 6.0  # log-likelihood of held-out rows by which a client must do bett
 _ROUNDS, _TOL = 60, 10.0  # candidates are compared after so many rounds at most, and at so many times the tolerance
 
 
-class Drive(Protocol):
-    """How programs are run in lockstep: `phase` says what for, `state` is the type of their states."""
-
-    def __call__(
-        self, phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
-    ) -> tuple[list[Any], list[Tensors]]:
-        """Run, and give every program's last state and what its clients keep."""
-
-
-def in_process(
-    phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
-) -> tuple[list[Any], list[Tensors]]:
-    """Run with everyone, and keep no checkpoint."""
-    engine = Session().engine(rows)
-    done = engine.run(programs)
-    return done.states, engine.revealed(range(len(programs)), REVEALED)
-
-
 @dataclass(frozen=True)
-class _How:
-    """Options that methods and candidates have in common."""
+class How:
+    """Options that methods and candidates have in common, and what runs them."""
 
     family: Family
     seed: int
@@ -90,13 +76,17 @@ class _How:
     tol: float
     start: MixtureStart
     reject: float
-    drive: Drive = in_process
+    session: Session = field(default_factory=Session)
     options: Mapping[str, Any] = field(default_factory=dict)  # further ones of FedGrEM
 
     @property
-    def squared(self) -> bool:
-        """Whether C_lambda is one over a deviation."""
-        return bool(self.options.get("penalty", "squared") == "squared")
+    def penalty(self) -> fedgrem.Penalty:
+        """Of the distance from the centre."""
+        return "norm" if self.options.get("penalty") == "norm" else "squared"
+
+    def preset(self, name: str) -> "How":
+        """With what a preset says, where nobody is rejected."""
+        return replace(self, reject=math.inf, options={**self.options, **PRESETS[name]})
 
 
 def fit_mixture(
@@ -111,7 +101,7 @@ def fit_mixture(
     seed: int = 0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
-    drive: Drive = in_process,
+    session: Session | None = None,
     **options: Any,
 ) -> MixtureFit:
     """Fit FedGrEM; without c_lambda, it is chosen among candidates on held-out rows first.
@@ -132,17 +122,13 @@ def fit_mixture(
         At most so many rounds; a move that ends them.
     reject : float
         Outlier score above which a client has no part in the central update; infinity is the paper's.
-    drive : callable
-        What runs it.
+    session : Session, optional
+        What runs it; in this process, without checkpoints, by default.
     options
         Further ones of `fedgrem`.
     """
-    how = _How(family, seed, rounds, tol, start, reject, drive, options)
-    if c_lambda is not None:
-        return _fedgrem_fits("fit", rows, how, [(n_components, c_lambda)])[0]
-    choice, alone = _validated(rows, how, n_components, candidates)
-    (fit,) = _fedgrem_fits("fit", rows, how, [(n_components, choice.value)])
-    return _with_own(replace(fit, choice=choice), rows, how, alone, min(candidates))
+    how = How(family, seed, rounds, tol, start, reject, session or Session(), options)
+    return fitted_methods(rows, how, n_components, ("fedgrem",), c_lambda, candidates)[0]["fedgrem"]
 
 
 def fit_methods(
@@ -158,7 +144,7 @@ def fit_methods(
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
     c_eta: float = 0.95,
-    drive: Drive = in_process,
+    session: Session | None = None,
 ) -> dict[str, MixtureFit]:
     """Fit several methods in lockstep, from one start: "fedgrem" with C_lambda validated, the presets with C = 2.
 
@@ -169,64 +155,110 @@ def fit_methods(
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise ConfigError(f"there is no method '{unknown[0]}'", f"choose among {', '.join(METHODS)}")
-    how, choice, alone = _How(family, seed, rounds, tol, start, reject, drive, {"c_eta": c_eta}), None, None
-    programs: dict[str, Program] = {}
-    for name in methods:
-        if name == "fedgrem":
-            choice, alone = _validated(rows, how, n_components, candidates)
-            programs[name] = _fedgrem(how, n_components, choice.value)
-        elif name in PRESETS:
-            preset = replace(how, reject=math.inf, options={**how.options, **PRESETS[name]})
-            programs[name] = _fedgrem(preset, n_components, 2.0)
-        else:
-            programs[name] = _baseline(how, n_components, name)
-    states, kept = drive("fit", rows, list(programs.values()), em.State)
-    fits = {}
-    for run, name in enumerate(programs):
-        state, private = states[run], kept[run]
-        if name.startswith("fedgrem"):
-            c_lambda = 2.0 if choice is None or name in PRESETS else choice.value
-            fit = of_fedgrem(name, family, rows, state, private, c_lambda, "norm" if name in PRESETS else "squared")
-            if alone is not None and name == "fedgrem":
-                fit = _with_own(replace(fit, choice=choice), rows, how, alone, min(candidates))
-            fits[name] = fit
-        else:
-            fits[name] = of_baseline(name, family, rows, state, private)
-    return fits
+    how = How(family, seed, rounds, tol, start, reject, session or Session(), {"c_eta": c_eta})
+    return fitted_methods(rows, how, n_components, methods, None, candidates)[0]
 
 
-def _common(how: _How, n_components: int) -> dict[str, Any]:
-    return {
+def fitted_methods(
+    rows: Ragged, how: How, n_components: int, methods: Sequence[str], c_lambda: float | None = None,
+    candidates: Sequence[float] = C_LAMBDAS,
+) -> tuple[dict[str, MixtureFit], list[Round]]:  # fmt: skip
+    """Fit methods side by side, "fedgrem" with its C_lambda or else the one that is chosen.  -> fits, rounds of the first"""
+    choice, alone, freest = None, None, min(candidates)
+    if "fedgrem" in methods and c_lambda is None:
+        choice, alone = _validated(rows, how, n_components, candidates)
+        c_lambda = choice.value
+    programs = {name: program(how, n_components, name, c_lambda) for name in methods}
+    own = alone is not None and bool(alone.any()) and c_lambda != freest
+    if own:
+        programs[_OWN] = program(how, n_components, "fedgrem", freest)
+    fits, rounds = _run_side_by_side(rows, how, programs, {"fedgrem": c_lambda, _OWN: freest})
+    if own and alone is not None:
+        fits["fedgrem"] = _with_own(fits["fedgrem"], fits.pop(_OWN), alone)
+    if choice is not None:
+        fits["fedgrem"] = replace(fits["fedgrem"], choice=choice)
+    return fits, rounds
+
+
+def _run_side_by_side(
+    rows: Ragged, how: How, programs: Mapping[str, Program], c_lambda: Mapping[str, float | None]
+) -> tuple[dict[str, MixtureFit], list[Round]]:
+    """Run programs as one phase, or baselines, which need everyone, after the others if only a share takes part."""
+    session, fits, rounds = how.session, {}, list[Round]()
+    everyone = session.options.training.participation == 1
+    apart = [name for name in programs if not everyone and not _is_fedgrem(name)]
+    for phase, names in (("fit", [name for name in programs if name not in apart]), ("baselines", apart)):
+        if not names:
+            continue
+        states = [state_type(name) for name in names]
+        done = session.run(phase, rows, [programs[name] for name in names], states, how.rounds)
+        rounds = rounds or done.rounds_of(0)
+        (kept,) = session.revealed([(rows, range(len(names)))], REVEALED)
+        for name, state, private in zip(names, done.states, kept, strict=True):
+            fits[name] = make_fit(how, name, rows, state, private, c_lambda.get(name))
+    return {name: fits[name] for name in programs}, rounds
+
+
+def program(how: How, n_components: int, name: str, c_lambda: float | None = None) -> Program:
+    """A method by its name."""
+    common = {
         "family": how.family, "n_components": n_components, "rounds": how.rounds, "seed": how.seed, "tol": how.tol,
         "start": how.start,
     }  # fmt: skip
-
-
-def _fedgrem(how: _How, n_components: int, c_lambda: float) -> Program:
-    return partial(fedgrem.fedgrem, c_lambda=c_lambda, reject=how.reject, **how.options, **_common(how, n_components))
-
-
-def _baseline(how: _How, n_components: int, name: str) -> Program:
+    if name in PRESETS:
+        return program(how.preset(name), n_components, "fedgrem", _PRESET)
+    if name == "fedgrem":
+        assert c_lambda is not None
+        return partial(fedgrem.fedgrem, c_lambda=c_lambda, reject=how.reject, **how.options, **common)
     if name == "fedgmm":
-        return partial(fedgmm.fedgmm, **_common(how, n_components))
+        return partial(fedgmm.fedgmm, **common)
     sharing, gradient = EM_METHODS[name]
-    return partial(em.em, sharing=sharing, gradient=gradient, **_common(how, n_components))
+    return partial(em.em, sharing=sharing, gradient=gradient, **common)
 
 
-def _fedgrem_fits(phase: str, rows: Ragged, how: _How, settings: Sequence[tuple[int, float]]) -> list[MixtureFit]:
-    """FedGrEM with each (components, C_lambda), in lockstep."""
-    states, private = how.drive(phase, rows, [_fedgrem(how, r, c) for r, c in settings], fedgrem.State)
-    penalty = how.options.get("penalty", "squared")
+def state_type(name: str) -> type:
+    """Of a method's state."""
+    return fedgrem.State if _is_fedgrem(name) else fedgmm.State if name == "fedgmm" else em.State
+
+
+def make_fit(
+    how: How, name: str, rows: Ragged, state: Any, private: Tensors, c_lambda: float | None = None
+) -> MixtureFit:
+    """What a method left with the server (state) and with the clients (private)."""
+    if name in PRESETS:
+        return of_fedgrem(name, how.family, rows, state, private, _PRESET, "norm")
+    if _is_fedgrem(name):
+        assert c_lambda is not None
+        return of_fedgrem("fedgrem", how.family, rows, state, private, c_lambda, how.penalty)
+    return of_baseline(name, how.family, rows, state, private)
+
+
+def _is_fedgrem(name: str) -> bool:
+    return name.startswith("fedgrem")
+
+
+def _fedgrem_fits(
+    how: How, parts: Mapping[str, Ragged], settings: Sequence[tuple[int, float]], said: str
+) -> list[list[MixtureFit]]:
+    """FedGrEM with each (components, C_lambda), on several sets of rows, all side by side.  -> by rows, by setting"""
+    programs = [program(how, r, "fedgrem", c) for r, c in settings]
+    phases = [
+        Phase(name, rows, programs, fedgrem.State, how.rounds, said=said if not i else "")
+        for i, (name, rows) in enumerate(parts.items())
+    ]
+    done = how.session.run_all(phases)
+    kept = how.session.revealed([(rows, range(len(settings))) for rows in parts.values()], REVEALED)
     return [
-        of_fedgrem("fedgrem", how.family, rows, states[i], private[i], c, penalty) for i, (_, c) in enumerate(settings)
+        [
+            make_fit(how, "fedgrem", phase.rows, state, private, c)
+            for state, private, (_, c) in zip(one.states, left, settings, strict=True)
+        ]
+        for phase, one, left in zip(phases, done, kept, strict=True)
     ]
 
 
-def _with_own(fit: MixtureFit, rows: Ragged, how: _How, alone: Tensor, least: float) -> MixtureFit:
+def _with_own(fit: MixtureFit, own: MixtureFit, alone: Tensor) -> MixtureFit:
     """Give those who do better alone [M] the mixtures that their own rows lead to, under the smallest candidate."""
-    if not bool(alone.any()) or fit.c_lambda == least:
-        return fit
-    (own,) = _fedgrem_fits("own mixtures", rows, how, [(len(fit.centre), least)])
     return replace(
         fit,
         theta=torch.where(alone[:, None, None], own.theta, fit.theta),
@@ -247,7 +279,7 @@ def choose_c_lambda(
     seed: int = 0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
-    drive: Drive = in_process,
+    session: Session | None = None,
     **options: Any,
 ) -> Choice:
     """Choose C_lambda by federated validation, and where this hardly tells, by how far clients' own fits are apart.
@@ -258,24 +290,24 @@ def choose_c_lambda(
     all candidates on the others, in lockstep and from one start. Who is an outlier is judged by most candidates. Parameters
     are those of `fit_mixture`.
     """
-    return _validated(rows, _How(family, seed, rounds, tol, start, reject, drive, options), n_components, candidates)[0]
+    how = How(family, seed, rounds, tol, start, reject, session or Session(), options)
+    return _validated(rows, how, n_components, candidates)[0]
 
 
-def _validated(rows: Ragged, how: _How, n_components: int, candidates: Sequence[float]) -> tuple[Choice, Tensor]:
+def _validated(rows: Ragged, how: How, n_components: int, candidates: Sequence[float]) -> tuple[Choice, Tensor]:
     """Choose C_lambda, and find who does clearly better under the smallest candidate.  -> choice, [M]"""
     rough = replace(how, rounds=min(how.rounds, _ROUNDS), tol=_TOL * how.tol)
-    settings, fits, held = [(n_components, c) for c in candidates], [], []
-    for split in range(_SPLITS):
-        part, out = rows.split(_SHARE, seed=how.seed, purpose=f"validation {split}")
-        fits.append(_fedgrem_fits(f"choose C_lambda {split + 1}", part, rough, settings))
-        held.append(out)
-    total = torch.stack([_totals(own, out) for own, out in zip(fits, held, strict=True)]).sum(0)  # [K, M]
+    split = [rows.split(_SHARE, seed=how.seed, purpose=f"validation {i}") for i in range(_SPLITS)]
+    parts = {f"choose C_lambda {i + 1}": part for i, (part, _) in enumerate(split)}
+    held = [out for _, out in split]
+    fits = _fedgrem_fits(rough, parts, [(n_components, c) for c in candidates], "choose C_lambda")
+    total = torch.stack(_totals(list(zip(fits, held, strict=True)), how.session)).sum(0)  # [K, M]
     good = _good([fit for own in fits for fit in own], held[0])
     n = _SPLITS * int(held[0].layout.counts[good.numpy()].sum())
     scores, level = _as_good(total[:, good], n)
     level = _next_to_the_best(candidates, scores, level)
     freest = candidates.index(min(candidates))
-    least = _least(candidates, [own[freest] for own in fits], good) if how.squared else min(candidates)
+    least = _least(candidates, [own[freest] for own in fits], good) if how.penalty == "squared" else min(candidates)
     enough = [i for i in level if candidates[i] >= least]
     best = min(enough, key=candidates.__getitem__) if enough else max(level, key=candidates.__getitem__)
     return Choice(tuple(candidates), scores, best), total[freest] - total[best] > _CLEARLY
@@ -322,7 +354,7 @@ def choose_components(
     seed: int = 0,
     start: MixtureStart = MixtureStart(),  # noqa: B008  (frozen)
     reject: float = OUTLIER,
-    drive: Drive = in_process,
+    session: Session | None = None,
     **options: Any,
 ) -> Choice:
     """Choose the number of components, all candidates in lockstep.
@@ -330,23 +362,23 @@ def choose_components(
     By held-out log-likelihood it is the smallest within two standard errors of the best, paired over clients that are no
     outliers; by BIC, on all rows, the best (scores are then negative BICs). Other parameters are those of `fit_mixture`.
     """
-    how = _How(family, seed, rounds, tol, start, reject, drive, options)
-    settings = [(r, c_lambda) for r in candidates]
+    how = How(family, seed, rounds, tol, start, reject, session or Session(), options)
+    settings, phase = [(r, c_lambda) for r in candidates], "choose components"
     values = tuple(float(r) for r in candidates)
+    part, held = (rows, rows) if by == "bic" else rows.split(_HELD_OUT, seed=seed, purpose="validation")
+    (fits,) = _fedgrem_fits(how, {phase: part}, settings, phase)
+    (total,), good = _totals([(fits, held)], how.session), _good(fits, held)
     if by == "bic":
-        fits = _fedgrem_fits("choose components", rows, how, settings)
-        scores = [-bic(fit, rows, good=_good(fits, rows)) for fit in fits]
+        scores = [-bic(fit, rows, good=good, total=own) for fit, own in zip(fits, total, strict=True)]
         return Choice(values, tuple(scores), scores.index(max(scores)))
-    part, held = rows.split(_HELD_OUT, seed=seed, purpose="validation")
-    fits = _fedgrem_fits("choose components", part, how, settings)
-    good = _good(fits, held)
-    found, level = _as_good(_totals(fits, held)[:, good], int(held.layout.counts[good.numpy()].sum()))
+    found, level = _as_good(total[:, good], int(held.layout.counts[good.numpy()].sum()))
     return Choice(values, found, min(level, key=values.__getitem__))
 
 
-def _totals(fits: Sequence[MixtureFit], held: Ragged) -> Tensor:
-    """Log-likelihood of every client's held-out rows under every fit.  [K, M]"""
-    return torch.stack([log_likelihood(fit, held) * torch.from_numpy(held.layout.counts) for fit in fits])
+def _totals(judged: Sequence[tuple[Sequence[MixtureFit], Ragged]], session: Session) -> list[Tensor]:
+    """Log-likelihood of every client's rows under each of the fits to be judged by them, in one message.  [K, M] each"""
+    found = log_likelihoods(judged, session)
+    return [one * rows.counts for one, (_, rows) in zip(found, judged, strict=True)]
 
 
 def _as_good(each: Tensor, n: int) -> tuple[tuple[float, ...], list[int]]:

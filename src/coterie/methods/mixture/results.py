@@ -2,6 +2,7 @@
 """What comes of fitting mixtures: every client's own, who is an outlier, and how likely rows are."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from coterie.algorithms.neighbours import own_centre
 from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.algorithms.validation import judge_ask, responsibilities
 from coterie.data.ragged import Ragged
-from coterie.methods.session import Session
+from coterie.methods.session import On, Session
 from coterie.models.mixtures import Family, Gaussian
 from coterie.protocol import Tensors
 
@@ -27,6 +28,7 @@ __all__ = [
     "deviations",
     "labels",
     "log_likelihood",
+    "log_likelihoods",
     "of_baseline",
     "of_fedgrem",
 ]
@@ -154,19 +156,31 @@ def labels(fit: MixtureFit, rows: Ragged) -> Tensor:
 
 def log_likelihood(fit: MixtureFit, rows: Ragged, session: Session | None = None) -> Tensor:
     """Mean log-likelihood of every client's rows, zero for who has none; the clients must be those of the fit.  [M]"""
-    got = (session or Session()).ask(rows, judge_ask(fit.family, fit.theta, fit.weights, fit.scale))
-    likelihood: Tensor = got["likelihood"]
-    return likelihood
+    return log_likelihoods([([fit], rows)], session or Session())[0][0]
 
 
-def bic(fit: MixtureFit, rows: Ragged, *, good: Tensor | None = None) -> float:
+def log_likelihoods(judged: Sequence[tuple[Sequence[MixtureFit], Ragged]], session: Session) -> list[Tensor]:
+    """The same for several fits, and several sets of rows, in one message.  -> [K, M] for each set of rows"""
+    got = session.exchange([
+        On(rows, {i: judge_ask(fit.family, fit.theta, fit.weights, fit.scale) for i, fit in enumerate(fits)})
+        for fits, rows in judged
+    ])  # fmt: skip
+    return [
+        torch.stack([one[i]["likelihood"] for i in range(len(fits))])
+        for one, (fits, _) in zip(got, judged, strict=True)
+    ]
+
+
+def bic(fit: MixtureFit, rows: Ragged, *, good: Tensor | None = None, total: Tensor | None = None) -> float:
     """Bayesian information criterion over the clients in `good`, or else those that are no outliers; smaller is better.
 
-    A common component counts P parameters, and a client's own as many as it is free: see `MixtureFit.freedom`.
+    A common component counts P parameters, and a client's own as many as it is free: see `MixtureFit.freedom`. `total` is
+    the log-likelihood of every client's rows [M], where it is known.
     """
     n = torch.from_numpy(rows.layout.counts).to(torch.float64)
     good = (n > 0) & ~fit.outliers if good is None else good
     r, p = fit.centre.shape
     free = r * p + float(fit.freedom[good].sum()) * p + int(good.sum()) * (r - 1) + len(fit.scale) * fit.family.n_scale
-    likelihood = float((log_likelihood(fit, rows) * n)[good].sum())
+    total = log_likelihood(fit, rows) * n if total is None else total
+    likelihood = float(total[good].sum())
     return -2 * likelihood + free * math.log(max(float(n[good].sum()), 2.0))

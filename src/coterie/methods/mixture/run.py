@@ -3,29 +3,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms import em
 from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
-from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
-from coterie.methods.mixture.fit import Choice, choose_components, fit_mixture
+from coterie.methods.mixture.fit import Choice, How, choose_components, fitted_methods
 from coterie.methods.mixture.model import Mixtures, ready
-from coterie.methods.mixture.results import EM_METHODS, REVEALED, of_baseline
-from coterie.methods.mixture.scores import MixtureScore, row_counts, scored
+from coterie.methods.mixture.scores import Entry, Outcome, measured, row_counts
 from coterie.methods.session import Session, learnt_scaling, newcomers
 from coterie.models.mixtures import Family, Gaussian, Regression
-from coterie.protocol import Tensors
 
 __all__ = ["check_mixture", "train_mixture"]
 
@@ -46,39 +41,29 @@ class _Prepared:
     newcomers: tuple[Ragged, Ragged] | None
 
 
-@dataclass(frozen=True)
-class _Driven:
-    """Runs programs as session of a run folder, and keeps their rounds."""
-
-    session: Session
-    rounds: dict[str, list[Round]] = field(default_factory=dict)
-
-    def __call__(
-        self, phase: str, rows: Ragged, programs: Sequence[Program], state: type, /
-    ) -> tuple[list[Any], list[Tensors]]:
-        rounds = self.session.options.mixture.rounds
-        total = min(rounds, _COUNTING) if phase.startswith("choose") else rounds  # candidates are not led to the end
-        done = self.session.run(phase, rows, programs, state, total)
-        self.rounds[phase] = done.rounds
-        return done.states, self.session.revealed(rows, range(len(programs)), REVEALED)
-
-
 def train_mixture(session: Session, clients: Clients, given: Given) -> Fitted:
     """Prepare, choose, fit, and measure, beside baselines."""
-    options, made, drive = session.options, _prepare(session, clients), _Driven(session)
-    n_components, counted = _counted(drive, made, options)
-    c_lambda = _number(options.mixture.c_lambda)
-    fit = fit_mixture(made.rows, made.family, n_components, c_lambda=c_lambda, **_how(options), drive=drive)
-    found = ready(fit, made.scaling, made.rows, session)
-    found = replace(found, fit=replace(fit, choice=_in_units(fit.choice, found.shift)))
+    options, made = session.options, _prepare(session, clients)
+    n_components, counted = _counted(session, made)
+    how = _how(options)
+    common = {key: how.pop(key) for key in ("rounds", "tol", "seed", "start", "reject")}
+    methods = ["fedgrem", *(method for method, _ in _BASELINES.values() if options.baselines)]
+    fits, rounds = fitted_methods(
+        made.rows, How(made.family, session=session, options=how, **common), n_components, methods,
+        _number(options.mixture.c_lambda),
+    )  # fmt: skip
+    shown, judged = made.newcomers or (None, None)
+    ready_fits, weights = ready(list(fits.values()), made.scaling, made.rows, session, shown)
+    found = ready_fits[0]
+    found = replace(found, fit=replace(found.fit, choice=_in_units(found.fit.choice, found.shift)))
     if options.mixture.choose_by == "held-out":
         counted = _in_units(counted, found.shift)
-    scores, per_client = _measure(session, made, ("mixture", f"FedGrEM, {_components(n_components)}"), found)
-    if options.baselines:
-        _add_baselines(drive, made, n_components, scores, per_client)
-    settled = fit.rounds < options.mixture.rounds
+    entries = _entries(found, ready_fits[1:], judged, weights)
+    outcomes = measured(session, entries, made.rows, made.test, judged)
+    settled = found.fit.rounds < options.mixture.rounds
     extra, warnings = {"counted": counted, "settled": settled}, _warnings(found, options, settled)
-    return Fitted(options, clients.schema, found, scores, per_client, drive.rounds["fit"], warnings, extra)
+    scores, per_client = [one.score for one in outcomes], _per_client(made, entries, outcomes)
+    return Fitted(options, clients.schema, found, scores, per_client, rounds, warnings, extra)
 
 
 # -- before the fit ---------------------------------------------------------------------------------------------------
@@ -118,8 +103,9 @@ def _number(value: float | str | None) -> Any:
     return math.inf if isinstance(value, str) else value
 
 
-def _counted(drive: _Driven, made: _Prepared, options: FitOptions) -> tuple[int, Choice | None]:
+def _counted(session: Session, made: _Prepared) -> tuple[int, Choice | None]:
     """The number of components: as given, or chosen."""
+    options = session.options
     m = options.mixture
     if m.n_components is not None:
         return m.n_components, None
@@ -129,7 +115,7 @@ def _counted(drive: _Driven, made: _Prepared, options: FitOptions) -> tuple[int,
         "rounds": min(m.rounds, _COUNTING), "start": MixtureStart(-(-m.restarts // 4), m.iterations), "tol": 10 * m.tol,
     }  # fmt: skip
     choice = choose_components(
-        made.rows, made.family, candidates, by=m.choose_by, c_lambda=penalty, **rough, drive=drive
+        made.rows, made.family, candidates, by=m.choose_by, c_lambda=penalty, **rough, session=session
     )
     return int(choice.value), choice
 
@@ -140,42 +126,29 @@ def _in_units(choice: Choice | None, shift: float) -> Choice | None:
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
-def _measure(
-    session: Session, made: _Prepared, name: tuple[str, str], found: Mixtures
-) -> tuple[list[MixtureScore], dict[str, Tensor]]:
-    """Measure FedGrEM on training rows, held-out rows and new clients.  -> scores, [M] by name"""
-    train, test, new = found.log_likelihood(made.rows, session), None, None
-    per_client = {"rows_train": row_counts(made.rows), "train_log_likelihood": train}
-    if made.test is not None:
-        test = found.log_likelihood(made.test, session)
-        per_client |= {"rows_test": row_counts(made.test), "metric": test}
-        if isinstance(made.family, Regression):
-            per_client["rmse"] = found.squared_errors(made.test, session).sqrt() * made.scaling.y_scale
-    if made.newcomers is not None:
-        support, query = made.newcomers
-        own = found.adopt(support, session).weights
-        placed = replace(found, fit=replace(found.of(query.names), weights=own), names=query.names)
-        new = (placed, query)
-    return [scored(session, name, found, made.rows, made.test, new)], per_client
+def _entries(found: Mixtures, others: Sequence[Mixtures], judged: Ragged | None, weights: Tensor | None) -> list[Entry]:
+    """FedGrEM and the baselines; new clients have proportions of their own, or those of all, and no mixture each."""
+    new = None
+    if judged is not None and weights is not None:
+        new = replace(found, fit=replace(found.of(judged.names), weights=weights), names=judged.names)
+    entries = [Entry("mixture", f"FedGrEM, {_components(len(found.fit.centre))}", found, new)]
+    for (name, (_, label)), one in zip(_BASELINES.items(), others, strict=False):  # there may be none
+        entries.append(Entry(name, label, one, one if name == "global" and judged is not None else None))
+    return entries
 
 
-def _add_baselines(
-    drive: _Driven, made: _Prepared, n_components: int, scores: list[MixtureScore], per_client: dict[str, Tensor]
-) -> None:
-    """One mixture for all rows, and one for every client alone, in lockstep."""
-    how = {k: v for k, v in _how(drive.session.options).items() if k in ("rounds", "tol", "seed", "start")}
-    programs = [
-        partial(em.em, family=made.family, n_components=n_components, sharing=EM_METHODS[method][0], **how)
-        for method, _ in _BASELINES.values()
-    ]
-    states, private = drive("baselines", made.rows, programs, em.State)
-    for run, (name, (method, label)) in enumerate(_BASELINES.items()):
-        fit = of_baseline(method, made.family, made.rows, states[run], private[run])
-        found = ready(fit, made.scaling, made.rows, drive.session)
-        if made.test is not None:
-            per_client[f"metric_{name}"] = found.log_likelihood(made.test, drive.session)
-        new = (found, made.newcomers[1]) if name == "global" and made.newcomers is not None else None
-        scores.append(scored(drive.session, (name, label), found, made.rows, made.test, new))
+def _per_client(made: _Prepared, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> dict[str, Tensor]:
+    """What was measured of every client.  [M] by name"""
+    first = outcomes[0]
+    out = {"rows_train": row_counts(made.rows), "train_log_likelihood": first.likelihood["train"]}
+    if made.test is None:
+        return out
+    out |= {"rows_test": row_counts(made.test), "metric": first.likelihood["test"]}
+    if "test" in first.error:
+        out["rmse"] = first.error["test"].sqrt() * made.scaling.y_scale
+    for entry, outcome in zip(entries[1:], outcomes[1:], strict=True):
+        out[f"metric_{entry.name}"] = outcome.likelihood["test"]
+    return out
 
 
 # -- what is refused, and what is said --------------------------------------------------------------------------------
