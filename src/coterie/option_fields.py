@@ -192,7 +192,9 @@ class Descents:
     iterations: Annotated[Count, "iterations"] = 5
     estimator: Annotated[Literal["pairs", "halves", "two"], "estimator of the moments"] = "pairs"
     subspace: Annotated[Literal["range", "orthogonal"], "how the subspace of a step is found"] = "range"
-    exchanges: Annotated[int, Ge(2), "messages per iteration for the subspaces"] = 3
+    exchanges: Annotated[
+        Annotated[int, Ge(1)] | None, "messages per iteration for the subspaces; 1 by default, 3 for `orthogonal`"
+    ] = None
     oversampling: Annotated[int, Ge(0), "columns beyond the number of clusters"] = 8
     step: Annotated[Literal["curvature", "plain"], "how an anchor's step size is set"] = "curvature"
     anchors: Annotated[Count | None, "number of anchors; 10 for each cluster by default"] = None

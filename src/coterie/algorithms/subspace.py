@@ -3,7 +3,7 @@
 
 Su, Xu, Yang, "Global Convergence of Federated Learning for Mixed Regression", NeurIPS 2022, Algorithm 3 (federated
 orthogonal iteration). The randomised range finder (Halko, Martinsson, Tropp, SIAM Review 2011, Algorithms 4.3 and 5.1) takes
-more columns than are wanted and needs two or three exchanges. No D x D matrix is ever formed or sent.
+more columns than are wanted and needs one to three exchanges. No D x D matrix is ever formed or sent.
 """
 
 from collections.abc import Callable, Generator
@@ -65,7 +65,9 @@ def orthogonal_iteration(multiply: Multiply, start: Tensor, rank: int, iteration
 def range_finder(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -> Run:
     """Find the subspace from a start with more columns than `rank`, in few exchanges.  -> Subspaces, or None
 
-    With two exchanges it is Q = qr(Y start) and the singular vectors of Q^T Y; each further one is a power step.
+    With one exchange it is the leading left singular vectors of Y start, which do well if the start is near the subspace,
+    or has many columns; of one that spans everything, nothing is lost. With two it is Q = qr(Y start) and the singular
+    vectors of Q^T Y; each further one is a power step.
     """
     q = torch.linalg.qr(start).Q
     product: Tensor | None = None
@@ -76,7 +78,11 @@ def range_finder(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -
         if remaining > 1:
             q = torch.linalg.qr(product).Q
     assert product is not None
-    _, values, inner = torch.linalg.svd(product, full_matrices=False)  # product = Y^T q = V S U^T: of Y, q U are best
+    outer, values, inner = torch.linalg.svd(
+        product, full_matrices=False
+    )  # product = Y^T q = V S U^T: of Y, q U are best
+    if exchanges == 1 and q.shape[-1] < q.shape[-2]:  # q was no product of Y yet, and V is
+        return Subspaces(outer[..., :rank], values)
     return Subspaces((q @ inner.transpose(1, 2))[..., :rank], values)
 
 

@@ -18,12 +18,21 @@ from coterie.engines.drive import Finished, Program
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, measure_placed_ask, place_ask
 from coterie.methods.base import Score
 from coterie.methods.measuring import Entry, Outcome, measure, metric, score
-from coterie.methods.session import Prepared, Session, has_closed_form
+from coterie.methods.session import Phase, Prepared, Session, has_closed_form
 from coterie.models import Dense, Model
 from coterie.participation import Clock, Participation
 from coterie.protocol import Algorithm, Replies
 
-__all__ = ["Beside", "as_placed", "fedavg_program", "measure_beside", "measured_models", "placed", "run_beside"]
+__all__ = [
+    "Beside",
+    "as_placed",
+    "fedavg_program",
+    "measure_beside",
+    "measured_models",
+    "placed",
+    "run_beside",
+    "run_with_baselines",
+]
 
 _LOCAL_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 _LABELS = {"global": "one model for all", "local": "one model each"}
@@ -98,6 +107,22 @@ def run_beside(
     done = session.run("fit", made.rows, programs, states, total, policy=policy, clock=clock)
     found = _taken(Beside(), session, made, names, done.states[1:], first=1)
     return replace(done, rounds=done.rounds_of(0)), found
+
+
+def run_with_baselines(session: Session, made: Prepared, phase: Phase) -> tuple[Finished, Beside]:
+    """Run a method's phase on rows of its own, and baselines beside it on training rows, unless not everyone takes part."""
+    names = _wanted(session) if session.options.training.participation == 1 else []
+    if not names:
+        return session.run_all([phase])[0], Beside()
+    done, other = session.run_all([phase, _phase(session, made, names)])
+    return done, _taken(Beside(), session, made, names, other.states, first=0)
+
+
+def _phase(session: Session, made: Prepared, names: Sequence[str]) -> Phase:
+    """Baselines by themselves."""
+    programs, states = [_program(session, made, name) for name in names], [*map(_state(made), names)]
+    total = 2 if has_closed_form(made.model) else session.options.training.rounds
+    return Phase("baselines" if len(names) > 1 else _LABELS[names[0]], made.rows, programs, states, total)
 
 
 def _taken(
@@ -179,10 +204,7 @@ def _later(session: Session, made: Prepared, beside: Beside) -> Beside:
     names = [name for name in _wanted(session) if lacking[name]]
     everyone = session.options.training.participation == 1
     for some in [names] if everyone and names else [[name] for name in names]:
-        programs, states = [_program(session, made, name) for name in some], [*map(_state(made), some)]
-        phase = "baselines" if len(some) > 1 else _LABELS[some[0]]
-        total = 2 if has_closed_form(made.model) else session.options.training.rounds
-        done = session.run(phase, made.rows, programs, states, total)
+        (done,) = session.run_all([_phase(session, made, some)])
         beside = _taken(beside, session, made, some, done.states, first=0)
     return beside
 

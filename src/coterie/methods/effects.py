@@ -16,9 +16,9 @@ from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
-from coterie.methods.baselines import Beside, measure_beside
-from coterie.methods.linear.fitting import chosen_setting
-from coterie.methods.linear.structures import Setting, prior_for
+from coterie.methods.baselines import measure_beside, run_with_baselines
+from coterie.methods.linear.fitting import prior_phase
+from coterie.methods.linear.structures import Setting
 from coterie.methods.measuring import Entry
 from coterie.methods.personal.model import Personal
 from coterie.methods.personal.scores import spread
@@ -89,10 +89,15 @@ class EffectModels(Personal):
 def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     """Fit linear models of clients' own, and measure them beside baselines."""
     options, made = session.options, prepare(session, clients, None)
-    found = _from_prior(session, made)
+    assert isinstance(made.model, Dense)
+    phase = prior_phase(
+        session, options.method, _setting(options), made.rows, made.scaling, _problem(made.model).n_classes
+    )
+    done, beside = run_with_baselines(session, made, phase)
+    found = _from_prior(made, options.method, *done.states[0])
     assert isinstance(found.fit, FromPrior)
     entry, name = Entry(0, found.judge_ask(), found.learn_ask()), (options.method, _title(found.fit))
-    outcome, scores, per_client = measure_beside(session, made, entry, name, Beside())
+    outcome, scores, per_client = measure_beside(session, made, entry, name, beside)
     found = replace(found, own=found.parts_in(outcome.private))
     extra = {"spread": spread(made, options.method, per_client)}
     return Fitted(options, clients.schema, found, scores, per_client, extra=extra)
@@ -104,28 +109,18 @@ def _problem(model: Dense) -> Problem:
     return Problem(model.sizes[0], n_classes, 1, (1,))
 
 
-def _from_prior(session: Session, made: Prepared) -> EffectModels:
-    """Fit a prior to all training rows; every client's model follows from it and from its own."""
-    model, structure = made.model, session.options.method
-    assert isinstance(model, Dense)
-    setting = _setting(session.options) or _chosen(session, made)
-    program = prior_for(structure, setting, _problem(model))
-    prior: Prior = session.run(None, made.rows, [lambda state: program], None, 1).states[0]
-    fit = FromPrior(structure, setting, prior, model)
+def _from_prior(made: Prepared, structure: str, setting: Setting, prior: Prior) -> EffectModels:
+    """Every client's model follows from the prior, which was fitted to all training rows, and from its own rows."""
+    assert isinstance(made.model, Dense)
+    fit = FromPrior(structure, setting, prior, made.model)
     everyone = fit.start.expand(made.rows.n_clients, -1)
-    return EffectModels(model, (), fit.start, made.rows.names, everyone, fit, made.scaling)
+    return EffectModels(made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling)
 
 
 def _setting(options: FitOptions) -> Setting | None:
     """The setting that the options give, as the comparison calls it."""
     value = getattr(options.prior, PRIOR[options.method])
     return None if value is None else {_SETTINGS[options.method]: value}
-
-
-def _chosen(session: Session, made: Prepared) -> Setting:
-    """Choose the setting by cross-validation within clients, on the rows that the models are fitted to."""
-    n_classes = made.model.n_outputs if made.model.loss == "cross_entropy" else 0
-    return chosen_setting(session, session.options.method, made.rows, made.scaling, n_classes)
 
 
 def _title(fit: FromPrior) -> str:

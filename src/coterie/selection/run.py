@@ -147,8 +147,6 @@ def _densities(task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: f
     evidence = chosen(task, found, tolerance)
     new: New = {}
     if task.newcomers is not None:
-        for name in ("global", "mixture"):
-            if name in found:
-                fit = fits[name][evidence.settings[name]]
-                new[name] = density_newcomers(task, fit, own=name == "mixture")
+        chosen_fits = {name: fits[name][evidence.settings[name]] for name in ("global", "mixture") if name in found}
+        new = density_newcomers(task, chosen_fits)
     return evidence, new

@@ -18,7 +18,7 @@ from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import match_labels
-from coterie.methods.linear.structures import Effort, common_model, mixture, prior_for, representation, shrunk
+from coterie.methods.linear.structures import Effort, common_model, mixture, priors_for, representation, shrunk
 from coterie.protocol import Ask
 from coterie.studies.data.planted import planted_structure
 
@@ -278,7 +278,7 @@ def test_one_setting_alone_is_fitted_as_in_the_comparison() -> None:
         ("shrunk", {"prior": "full"}, own.fits[3]),
         ("representation", {"rank": 2}, low.fits[1]),
     ):
-        state = InProcess(rows).run([lambda _, s=structure, t=setting: prior_for(s, t, alone, effort)]).states[0]
+        state = InProcess(rows).run([lambda _, s=structure, t=setting: priors_for(s, (t,), alone, effort)]).states[0]
         torch.testing.assert_close(state.mean[0], fit.mean[-1], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(
             state.root[0] @ state.root[0].transpose(-2, -1), fit.root[-1] @ fit.root[-1].transpose(-2, -1),

@@ -19,34 +19,46 @@ from coterie.methods.linear.structures import (
     Effort,
     Found,
     Setting,
+    also,
     clusters,
-    common_model,
     local,
     map_of_clients,
     mixture,
+    most_rank,
+    pooled_models,
+    priors_for,
+    proximal_models,
     representation,
+    settings_of,
     shrunk,
 )
 from coterie.methods.linear.task import Task
-from coterie.methods.session import Session
+from coterie.methods.session import Phase, Session
 from coterie.protocol import Lockstep, together
 
-__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "chosen_setting", "fitted", "run"]
+__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "run"]
 
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
 CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
 _MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 
 
-def chosen_setting(session: Session, structure: str, rows: Ragged, scaling: Scaling, n_classes: int) -> Setting:
-    """Choose the setting of one structure as `compare` does, on rows that are ready to be fitted.
+def prior_phase(
+    session: Session, structure: str, setting: Setting | None, rows: Ragged, scaling: Scaling, n_classes: int
+) -> Phase:
+    """What fits one structure to all rows: with a setting that is given, or with the one that `compare` would choose.
+
+    The last state is the setting and its `Prior`. While the setting is chosen, by cross-validation within clients, models
+    with each of them are fitted to all rows beside.
 
     Parameters
     ----------
     session : Session
         What runs it; its seed deals the folds.
     structure : {"local", "shrunk", "representation"}
-        Whose setting.
+        Which.
+    setting : dict, optional
+        A penalty, a kind of prior, or a rank.
     rows : Ragged
         Training rows, with the features that will be fitted: products of them, and as they were scaled.
     scaling : Scaling
@@ -54,13 +66,34 @@ def chosen_setting(session: Session, structure: str, rows: Ragged, scaling: Scal
     n_classes : int
         0 for regression.
     """
-    problem = Problem(rows.shape[0], n_classes, FOLDS, tuple(range(FOLDS + 1)))
-    task = Task(
-        replace(session, folder=None), problem, scaling, rows.to(torch.float64), None, None, session.options.seed
-    )
-    effort = CLASSES if n_classes else Effort()
-    found, _ = fitted(task, ("global", structure), effort)
-    return found[structure].settings[chosen(task, found, TOLERANCE).settings[structure]]
+    folds = FOLDS if setting is None else 1
+    problem = Problem(rows.shape[0], n_classes, folds, tuple(range(folds)))
+    task = Task(session, problem, scaling, rows.to(torch.float64), None, None, session.options.seed)
+    program = _with_chosen(task, structure) if setting is None else _with_given(task, structure, setting)
+    return Phase(None, task.rows, [lambda state: program], None, Effort().messages, said="structures")
+
+
+def _with_given(task: Task, structure: str, setting: Setting) -> Lockstep:
+    """Fit a structure to all rows with one setting.  -> Setting, Prior"""
+    return setting, (yield from priors_for(structure, (setting,), _whole(task)))
+
+
+def _with_chosen(task: Task, structure: str) -> Lockstep:
+    """Choose a structure's setting as `compare` does, and fit it to all rows.  -> Setting, Prior"""
+    effort = Effort() if task.problem.is_regression else CLASSES
+    settings = settings_of(structure, task.problem, effort, task.n_clients)
+    done = yield from together({
+        "settings": _structures(task, ("global", structure), effort, mixed=False, placed=False),
+        "priors": priors_for(structure, settings, _whole(task)),
+    })  # fmt: skip
+    found = {name: one for name, one in done["settings"].items() if name in ("global", structure)}
+    best = chosen(task, found, TOLERANCE).settings[structure]
+    return settings[best], done["priors"].setting(best)
+
+
+def _whole(task: Task) -> Problem:
+    """The fit to all training rows."""
+    return replace(task.problem, held=(task.problem.n_folds,))
 
 
 def fitted(task: Task, wanted: tuple[str, ...], effort: Effort) -> tuple[dict[str, Found], Tensor]:
@@ -81,28 +114,31 @@ def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragg
     return task.session.run(phase, rows, [lambda state: program], None, total, goes_on=True).states[0]
 
 
-def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool) -> Lockstep:
+def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool, placed: bool = True) -> Lockstep:
     """Fit and judge structures side by side; all begin with one model for all.  -> by name what was `Found`, and the map"""
-    common: Found = yield from common_model(task.problem, effort)
+    common: Found = yield from pooled_models(task.problem, effort)
     base, penalty = _base(common, task.judged)
-    programs = {"shrunk": _shrunk_and_others(task, wanted, effort, base, penalty)}
+    programs: dict[str, Lockstep] = {"near": proximal_models(task.problem, common)}
+    if placed or not {"shrunk", "representation", "clusters"}.isdisjoint(wanted):
+        programs["shrunk"] = _shrunk_and_others(task, wanted, effort, base, penalty, placed)
     if "local" in wanted:
         programs["local"] = local(task.problem, effort, base)
     if mixed:
         programs["mixture"] = _mixture(task, effort, common)
     found = yield from together(programs)
-    return {"global": common, **found.pop("shrunk"), **found}
+    return {"global": also(common, found.pop("near")), **found.pop("shrunk", {}), **found}
 
 
-def _shrunk_and_others(task: Task, wanted: tuple[str, ...], effort: Effort, base: Clusters, penalty: float) -> Lockstep:
+def _shrunk_and_others(
+    task: Task, wanted: tuple[str, ...], effort: Effort, base: Clusters, penalty: float, placed: bool
+) -> Lockstep:
     """Shrunk models, and then what begins with them: the map, low-rank models and clusters.  -> by name"""
     problem, m = task.problem, task.n_clients
     first: Found = yield from shrunk(problem, effort, base)
     free = _free(first)
-    programs: dict[str, Lockstep] = {"map": map_of_clients(problem, base, free)}
+    programs: dict[str, Lockstep] = {"map": map_of_clients(problem, base, free)} if placed else {}
     if "representation" in wanted:
-        rank = max(1, min(effort.max_rank, problem.n_parameters // 2, m // 2))
-        programs["representation"] = representation(problem, effort, base, free, rank)
+        programs["representation"] = representation(problem, effort, base, free, most_rank(problem, effort, m))
     if "clusters" in wanted:
         most = max(2, min(effort.max_clusters, m // 2))
         programs["clusters"] = clusters(problem, effort, base, most, penalty, max(2, -(-m // 30)), task.seed)

@@ -52,9 +52,11 @@ def joined(every: Sequence[Judged]) -> Judged:
 
 
 def judged_rows(got: Replies, problem: Problem) -> Judged:
-    """Make scores of what clients said about V folds and test rows."""
+    """Make scores of what clients said about V folds and test rows, if there was a fit for these."""
     loss, right, n = (got[name].movedim(0, -1) for name in ("loss", "metric", "rows"))  # [F, J, M], [F, 1, M]
     v = problem.n_folds
+    if v not in problem.held:
+        loss, right, n = (torch.cat([value, torch.zeros_like(value[:1])]) for value in (loss, right, n))
     if not problem.is_regression:
         value, common = -loss, torch.ones(loss.shape[1], dtype=torch.float64)
     else:

@@ -5,7 +5,7 @@ Each is a generator that asks clients and returns what it `Found`. All of them g
 needs of another (everything begins with the model for all) is handed on.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,16 +23,18 @@ from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judg
 from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
 
 __all__ = [
-    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "answered", "clusters", "common_model", "local",
-    "map_of_clients", "mixture", "on_newcomers", "prior_for", "representation", "shrunk",
+    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "also", "answered", "clusters", "common_model", "local",
+    "map_of_clients", "mixture", "most_rank", "on_newcomers", "pooled_models", "priors_for", "proximal_models",
+    "representation", "settings_of", "shrunk",
 ]  # fmt: skip
 
 ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
 KINDS: tuple[Kind, ...] = ("intercept", "same", "diagonal", "full")  # of the covariance of clients' models
 _COMMON_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
-_NEAR = slice(2, 3)  # the penalty whose model FedProx begins with
+_NEAR = 2  # the penalty whose model FedProx begins with, and with which priors are fitted to all rows
 _STRENGTHS = (1.0, 0.1)  # with which FedProx holds clients near the common model
 _LOCAL_PENALTIES = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
+_FINAL = "final"  # what clients keep of priors that are fitted to all rows while others choose the setting
 _FIRST_SPREAD = 0.3  # standard deviation of clients' weights that EM begins with, where features have deviation 1
 
 Setting = dict[str, int | float | str]
@@ -119,16 +121,39 @@ def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
 
 def common_model(problem: Problem, effort: Effort) -> Algorithm:
     """One model for all: of all rows together, with each penalty, or FedProx's, with each strength.  -> Found"""
-    plain: Clusters = yield from _for_all(problem, _COMMON_PENALTIES, effort)
-    near = yield from newton_fedprox(None, start=plain.theta[:, _NEAR], problem=problem, strengths=_STRENGTHS)
-    every = list(range(len(_COMMON_PENALTIES))) + len(_STRENGTHS) * [_NEAR.start]  # FedProx begins with a penalty's
-    theta = torch.cat([plain.theta, near.theta], 1)
-    fit = Clusters(theta, plain.noise[:, every], plain.objective[:, every], plain.hessian)
+    plain: Found = yield from pooled_models(problem, effort)
+    return also(plain, (yield from proximal_models(problem, plain)))
+
+
+def pooled_models(problem: Problem, effort: Effort) -> Algorithm:
+    """One model of all rows together, with each penalty.  -> Found"""
+    fit: Clusters = yield from _for_all(problem, _COMMON_PENALTIES, effort)
+    return (yield from _judged_common(fit, problem, {"penalty": _COMMON_PENALTIES}))
+
+
+def proximal_models(problem: Problem, pooled: Found) -> Algorithm:
+    """One model for all by FedProx, with each strength, from that of all rows together.  -> Found"""
+    base = pooled.fits[_NEAR]
+    assert isinstance(base, Clusters)
+    near = yield from newton_fedprox(None, start=base.theta, problem=problem, strengths=_STRENGTHS)
+    noise, objective = (value.expand(-1, len(_STRENGTHS)) for value in (base.noise, base.objective))
+    fit = Clusters(near.theta, noise, objective, base.hessian)
+    return (yield from _judged_common(fit, problem, {"proximal": _STRENGTHS}))
+
+
+def also(one: Found, other: Found) -> Found:
+    """Put a structure's further settings beside those before."""
+    judged = joined([one.judged, other.judged])
+    return replace(one, settings=one.settings + other.settings, judged=judged, fits=one.fits + other.fits)
+
+
+def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[float, ...]]) -> Algorithm:
+    """Judge one model for all with each setting.  -> Found"""
     got = yield from answered(judge_clusters_ask(fit, problem))
-    settings: list[Setting] = [{"penalty": l2} for l2 in _COMMON_PENALTIES]
-    settings += [{"proximal": strength} for strength in _STRENGTHS]
-    fits = tuple(fit.setting(j) for j in range(len(settings)))
-    return Found("global", tuple(settings), judged_rows(got, problem), fits, free=True)
+    ((key, each),) = values.items()
+    settings: tuple[Setting, ...] = tuple({key: value} for value in each)
+    fits = tuple(fit.setting(j) for j in range(len(each)))
+    return Found("global", settings, judged_rows(got, problem), fits, free=True)
 
 
 def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
@@ -144,11 +169,11 @@ def local(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
     return (yield from _judged("local", prior, problem, {"penalty": _LOCAL_PENALTIES}, free=True))
 
 
-def _noisy(prior: Prior, problem: Problem) -> Algorithm:
+def _noisy(prior: Prior, problem: Problem, tag: str = "local") -> Algorithm:
     """Learn the noise around local models.  -> Prior"""
     if not problem.is_regression:
         return prior
-    return (yield from random_effects(None, start=prior, problem=problem, kinds=(), rounds=5, tag="local", learn=False))
+    return (yield from random_effects(None, start=prior, problem=problem, kinds=(), rounds=5, tag=tag, learn=False))
 
 
 def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
@@ -162,9 +187,7 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
     free = yield from random_effects(
         None, start=simple.setting(2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk"
     )
-    mean, root, noise = (torch.cat([getattr(p, n) for p in (simple, free)], 1) for n in ("mean", "root", "noise"))
-    every = Prior(mean, root, noise)
-    return (yield from _judged("shrunk", every, problem, {"prior": KINDS}, keep=len(KINDS) - 1))
+    return (yield from _judged("shrunk", _side_by_side([simple, free]), problem, {"prior": KINDS}, keep=len(KINDS) - 1))
 
 
 def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Algorithm:
@@ -283,34 +306,60 @@ def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Algorithm:
     return torch.cat([place, torch.zeros(len(place), 2 - most, dtype=place.dtype)], 1)
 
 
-def prior_for(structure: str, setting: Setting, problem: Problem, effort: Effort = Effort()) -> Algorithm:  # noqa: B008
-    """Fit local, shrunk or low-rank models with one setting, as the comparison does.  -> Prior
+def settings_of(structure: str, problem: Problem, effort: Effort, n_clients: int) -> tuple[Setting, ...]:
+    """The settings of local, shrunk or low-rank models, as the comparison orders them."""
+    if structure == "representation":
+        return tuple({"rank": r} for r in range(1, most_rank(problem, effort, n_clients) + 1))
+    if structure == "local":
+        return tuple({"penalty": l2} for l2 in _LOCAL_PENALTIES)
+    return tuple({"prior": kind} for kind in KINDS)
+
+
+def most_rank(problem: Problem, effort: Effort, n_clients: int) -> int:
+    """The largest rank that is tried."""
+    return max(1, min(effort.max_rank, problem.n_parameters // 2, n_clients // 2))
+
+
+def priors_for(
+    structure: str,
+    settings: Sequence[Setting],
+    problem: Problem,
+    effort: Effort = Effort(),  # noqa: B008
+) -> Algorithm:
+    """Fit local, shrunk or low-rank models with each of some settings, as the comparison does.  -> Prior
 
     Parameters
     ----------
     structure : {"local", "shrunk", "representation"}
         Which.
-    setting : dict
-        As the comparison gave it: a penalty, a kind of prior, or a rank.
+    settings : sequence of dict
+        As the comparison gives them: penalties, kinds of priors, or ranks.
     """
-    fit: Clusters = yield from _for_all(problem, _COMMON_PENALTIES[2:3], effort)
+    base: Clusters = yield from _for_all(problem, _COMMON_PENALTIES[_NEAR : _NEAR + 1], effort)
     if structure == "local":
-        prior = ridge_prior(problem, (float(setting["penalty"]),), len(problem.held), fit.noise[:, 0])
-        return (yield from _noisy(prior, problem))
-    kind = next(kind for kind in KINDS if kind == setting.get("prior", "full"))
-    first = kind if kind != "full" else "diagonal"
-    prior = yield from random_effects(
-        None, start=_around(problem, fit, 1), problem=problem, kinds=(first,), rounds=effort.rounds, tag="simple"
+        penalties = tuple(float(setting["penalty"]) for setting in settings)
+        prior = ridge_prior(problem, penalties, len(problem.held), base.noise[:, 0])
+        return (yield from _noisy(prior, problem, f"{_FINAL} local"))
+    wanted = [next(kind for kind in KINDS if kind == one.get("prior", "full")) for one in settings]
+    simple = tuple(kind for kind in KINDS[:3] if kind in wanted or (kind == "diagonal" and "full" in wanted))
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
+    first = yield from random_effects(
+        None, start=_around(problem, base, len(simple)), kinds=simple, tag=f"{_FINAL} simple", **how
     )
-    if kind == "full":
-        prior = yield from random_effects(
-            None, start=prior, problem=problem, kinds=(kind,), rounds=effort.rounds, tag="shrunk"
+    found: dict[Kind, Prior] = {kind: first.setting(i) for i, kind in enumerate(simple)}
+    if "full" in wanted:
+        found["full"] = yield from random_effects(
+            None, start=found["diagonal"], kinds=("full",), tag=f"{_FINAL} shrunk", **how
         )
     if structure == "shrunk":
-        return prior
-    prior = low_rank(prior, fit.hessian, (int(setting["rank"]),))
-    return (
-        yield from random_effects(
-            None, start=prior, problem=problem, kinds=("full",), rounds=effort.rounds // 2, tag="representation"
-        )
-    )
+        return _side_by_side([found[kind] for kind in wanted])
+    prior = low_rank(found["full"], base.hessian, tuple(int(setting["rank"]) for setting in settings))
+    kinds: tuple[Kind, ...] = tuple("full" for _ in settings)
+    how["rounds"] = effort.rounds // 2
+    return (yield from random_effects(None, start=prior, kinds=kinds, tag=f"{_FINAL} representation", **how))
+
+
+def _side_by_side(priors: Sequence[Prior]) -> Prior:
+    """Settings of several as those of one."""
+    mean, root, noise = (torch.cat([getattr(p, name) for p in priors], 1) for name in ("mean", "root", "noise"))
+    return Prior(mean, root, noise)
