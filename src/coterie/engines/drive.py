@@ -20,8 +20,7 @@ from coterie.participation import Clock, Participants, Participation, select_par
 from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 
 __all__ = [
-    "Engine", "Finished", "Group", "Job", "Program", "Request", "Response", "Round", "Traffic", "drive", "drive_all",
-    "finish",
+    "Engine", "Finished", "Group", "Job", "Program", "Request", "Response", "Round", "Traffic", "drive_all", "finish",
 ]  # fmt: skip
 
 Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
@@ -196,11 +195,6 @@ class Job:
     state_type: type | Sequence[type] | None = None
     watch: Callable[[Round], None] | None = None
     goes_on: bool = False
-
-
-def drive(engine: Engine, programs: Sequence[Program], **how: Any) -> Finished:
-    """Run programs side by side, a round of all at a time: see `Job` for what can be said."""
-    return drive_all([Job(engine, programs, **how)])[0]
 
 
 def drive_all(jobs: Sequence[Job]) -> list[Finished]:
