@@ -147,7 +147,7 @@ class Engine(Protocol):
     def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Put asks, by their slots, to the clients of each group: all in one message to each."""
 
-    def dispatch_all(self, waiting: "Sequence[tuple[Engine, Sequence[Group]]]") -> list[list[Response]]:
+    def dispatch_all(self, waiting: Sequence[tuple[Any, Sequence[Group]]]) -> list[list[Response]]:
         """Put what the runs of several engines of this kind ask, each on its own rows, in one message to each client."""
 
     def knows(self, run: int) -> bool:

@@ -50,7 +50,7 @@ class AnyEngine(Engine, Protocol):
         """Private state of all clients (these fields of it), where a method says that it may be known.  [M, ...] each"""
 
     def revealed_all(
-        self, wanted: "Sequence[tuple[AnyEngine, Sequence[int]]]", names: Collection[str] | None = None
+        self, wanted: Sequence[tuple[Any, Sequence[int]]], names: Collection[str] | None = None
     ) -> list[list[Tensors]]:
         """The same of runs on several sets of rows, in one message."""
 

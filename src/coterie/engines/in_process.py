@@ -82,7 +82,7 @@ class InProcess:
 
     @staticmethod
     def revealed_all(
-        wanted: "Sequence[tuple[InProcess, Sequence[int]]]", names: Collection[str] | None = None
+        wanted: Sequence[tuple[Any, Sequence[int]]], names: Collection[str] | None = None
     ) -> list[list[Tensors]]:
         """The same of several engines."""
         return [engine.revealed(runs, names) for engine, runs in wanted]
@@ -122,7 +122,7 @@ class InProcess:
         return [self._answered(asks, who) for asks, who in groups]
 
     @staticmethod
-    def dispatch_all(waiting: "Sequence[tuple[InProcess, Sequence[Group]]]") -> list[list[Response]]:
+    def dispatch_all(waiting: Sequence[tuple[Any, Sequence[Group]]]) -> list[list[Response]]:
         """Let clients answer on one set of rows after the other; there are no messages here, but this would be one."""
         return [engine.dispatch(groups) for engine, groups in waiting]
 

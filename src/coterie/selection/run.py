@@ -12,6 +12,7 @@ from coterie.methods.linear.choice import Evidence, chosen
 from coterie.methods.linear.fitting import CLASSES, FOLDS, TOLERANCE, fitted, run
 from coterie.methods.linear.structures import ORDER, Effort, on_newcomers
 from coterie.methods.linear.task import Task, checked
+from coterie.methods.mixture.results import MixtureFit
 from coterie.methods.session import Session, Watch, model_for
 from coterie.protocol import together
 from coterie.selection import networks as on_networks
@@ -147,6 +148,8 @@ def _densities(task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: f
     evidence = chosen(task, found, tolerance)
     new: New = {}
     if task.newcomers is not None:
-        chosen_fits = {name: fits[name][evidence.settings[name]] for name in ("global", "mixture") if name in found}
-        new = density_newcomers(task, chosen_fits)
+        used: dict[str, MixtureFit] = {
+            name: fits[name][evidence.settings[name]] for name in ("global", "mixture") if name in found
+        }
+        new = density_newcomers(task, used)
     return evidence, new

@@ -129,7 +129,7 @@ class OnFlower:
 
     @staticmethod
     def revealed_all(
-        wanted: "Sequence[tuple[OnFlower, Sequence[int]]]", names: Collection[str] | None = None
+        wanted: Sequence[tuple[Any, Sequence[int]]], names: Collection[str] | None = None
     ) -> list[list[Tensors]]:
         """The same of runs on several sets of rows, in one message."""
         found = OnFlower.exchange([Request(engine, engine._reveals(runs, names)) for engine, runs in wanted])
@@ -167,7 +167,7 @@ class OnFlower:
         return self.dispatch_all([(self, groups)])[0]
 
     @staticmethod
-    def dispatch_all(waiting: "Sequence[tuple[OnFlower, Sequence[Group]]]") -> list[list[Response]]:
+    def dispatch_all(waiting: Sequence[tuple[Any, Sequence[Group]]]) -> list[list[Response]]:
         """The same for the runs of several engines, in one message to each node if all who are asked are waited for."""
         asked = [_Asked(engine, group, engine._asked(group[1])) for engine, groups in waiting for group in groups]
         if all(len(one.ids) == len(one.group[1].answered) for one in asked):

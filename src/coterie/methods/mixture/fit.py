@@ -201,7 +201,7 @@ def _run_side_by_side(
 
 def program(how: How, n_components: int, name: str, c_lambda: float | None = None) -> Program:
     """A method by its name."""
-    common = {
+    common: dict[str, Any] = {
         "family": how.family, "n_components": n_components, "rounds": how.rounds, "seed": how.seed, "tol": how.tol,
         "start": how.start,
     }  # fmt: skip

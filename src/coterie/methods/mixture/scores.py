@@ -106,8 +106,11 @@ def _outcome(
     squared = {side: _per_row(one, sides[side]) for side, one in error.items()}
     r2 = {side: 1.0 - one / variance[side] for side, one in squared.items() if variance[side] > 0}
     rmse = squared["test"] ** 0.5 * float(entry.found.scaling.y_scale) if "test" in squared else None
-    every = [part.get(side) for part in (value, r2) for side in ("train", "test", "new")]
-    return Outcome(MixtureScore(entry.name, entry.label, *every, rmse), likelihood, error)
+    (train, held_out, fresh), (train_r2, test_r2, new_r2) = (
+        [part.get(side) for side in ("train", "test", "new")] for part in (value, r2)
+    )
+    score = MixtureScore(entry.name, entry.label, train, held_out, fresh, train_r2, test_r2, new_r2, rmse)
+    return Outcome(score, likelihood, error)
 
 
 def row_counts(rows: Ragged) -> Tensor:
