@@ -193,8 +193,8 @@ class Descents:
     estimator: Annotated[Literal["pairs", "halves", "two"], "estimator of the moments"] = "pairs"
     subspace: Annotated[Literal["range", "orthogonal"], "how the subspace of a step is found"] = "range"
     exchanges: Annotated[
-        Annotated[int, Ge(1)] | None, "messages per iteration for the subspaces; 1 by default, 3 for `orthogonal`"
-    ] = None
+        int, Ge(2), "exchanges per iteration for the subspaces; `range` puts the columns of all in one message"
+    ] = 3
     oversampling: Annotated[int, Ge(0), "columns beyond the number of clusters"] = 8
     step: Annotated[Literal["curvature", "plain"], "how an anchor's step size is set"] = "curvature"
     anchors: Annotated[Count | None, "number of anchors; 10 for each cluster by default"] = None

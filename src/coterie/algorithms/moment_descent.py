@@ -32,9 +32,6 @@ __all__ = ["Descent", "State", "mixed_regression", "moment_descent"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
-_PASSES = 3  # of Algorithm 3, where nobody says how many
-_WIDER = 3  # times as many columns in a single exchange
-
 
 @dataclass(frozen=True)
 class Descent:
@@ -48,11 +45,13 @@ class Descent:
         Of E[e] E[e]^T from one client: all pairs of its rows, its halves, or its first two rows (the paper).
     subspace : {"range", "orthogonal"}
         Range finder, or Algorithm 3.
-    exchanges : int, optional
-        Of an iteration's subspaces: 1 by default; of Algorithm 3, which takes twice as many, 3. With one, the range finder
-        multiplies three times as many columns, among them the last iteration's subspace, and in the first iteration, where
-        all anchors are at one point, as many as for all of them later; half as many as there are parameters at most.
-        Further exchanges are for subspaces that hardly stand out.
+    exchanges : int
+        Of an iteration's subspaces; Algorithm 3 takes twice as many. The range finder needs one only where there are no
+        more parameters than columns.
+    at_once : bool
+        Whether the range finder makes one exchange with the columns of all of them, among them the last iteration's
+        subspace: then each iteration is a power step of the next. In the first iteration, where all anchors are at one point, there
+        are as many columns as for all of them later; half as many as there are parameters at most.
     oversampling : int
         Columns beyond the rank, for the range finder.
     step : {"curvature", "plain"}
@@ -80,7 +79,8 @@ class Descent:
     iterations: int = 5
     estimator: Estimator = "pairs"
     subspace: Literal["range", "orthogonal"] = "range"
-    exchanges: int | None = None
+    exchanges: int = 3
+    at_once: bool = True
     oversampling: int = 8
     step: Literal["curvature", "plain"] = "curvature"
     step_size: float = 1.0
@@ -90,11 +90,6 @@ class Descent:
     max_clusters: int = 6
     noise: float = 0.0
     resample: int = 0
-
-    @property
-    def passes(self) -> int:
-        """Exchanges, where they are not given too."""
-        return self.exchanges or (_PASSES if self.subspace == "orthogonal" else 1)
 
 
 @dataclass(frozen=True)
@@ -268,8 +263,8 @@ def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
     together = bool((local == local[0]).all())  # at theta_0 all anchors have one subspace
     points, rank = local[:1] if together else local, before.shape[-1]
     draw = keys.generator(seed, t, "subspace")
-    extra = 0 if how.subspace == "orthogonal" else _extra(how, rank, local)
-    start = torch.randn(len(points), model.n_parameters, rank + extra, generator=draw, dtype=model.dtype)
+    columns = _columns(how, rank, local)
+    start = torch.randn(len(points), model.n_parameters, columns, generator=draw, dtype=model.dtype)
     if bool(before.any()):
         start[..., :rank] = before[: len(points)]  # anchors have moved a little only
     there: There | None = None
@@ -284,22 +279,24 @@ def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
         shared = {"model": model, "q": q, "estimator": how.estimator, "transposed": transposed}
         return _multiply(shared, points, copies, None if there is None else there.ids)
 
-    find, exchanges = (orthogonal_iteration if how.subspace == "orthogonal" else range_finder), how.passes
-    if find is range_finder and start.shape[-1] == model.n_parameters:
-        exchanges = 1  # the start spans everything: more would find the same
+    find, exchanges = (orthogonal_iteration if how.subspace == "orthogonal" else range_finder), how.exchanges
+    if find is range_finder and (how.at_once or columns == model.n_parameters):
+        exchanges = 1  # a start that spans everything: more would find the same
     found: Subspaces | None = yield from find(multiply, start, rank, exchanges)
     if found is None or not together:
         return found
     return Subspaces(found.basis.expand(len(local), -1, -1), found.values.expand(len(local), -1))
 
 
-def _extra(how: Descent, rank: int, local: Tensor) -> int:
-    """Columns beyond the rank; a single exchange has more, as long as they are thin beside the parameters."""
-    least, size = rank + how.oversampling, local.shape[1]
-    if how.passes == 1:
+def _columns(how: Descent, rank: int, local: Tensor) -> int:
+    """How many columns are multiplied at a point: more in a single exchange, as long as they are thin."""
+    if how.subspace == "orthogonal":
+        return rank
+    size, columns = local.shape[1], rank + how.oversampling
+    if how.at_once:
         together = bool((local == local[0]).all())
-        least = max(least, min(size // 2, _WIDER * least * (len(local) if together else 1)))
-    return min(least, size) - rank
+        columns = max(columns, min(size // 2, how.exchanges * columns * (len(local) if together else 1)))
+    return min(columns, size)
 
 
 def _multiply(

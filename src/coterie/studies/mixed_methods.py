@@ -127,7 +127,7 @@ class Methods:
     def descent(self, truth: Tensor) -> moments.Descent:
         """Phase 1, of whose planted models [K, D] it is told the number, and the distance if that is known."""
         k, d = truth.shape
-        columns: dict[str, Any] = {"subspace": self.subspace}
+        columns: dict[str, Any] = {"subspace": self.subspace, "at_once": False}  # messages are not counted here
         if self.subspace == "svd":
             columns = {"subspace": "range", "oversampling": d, "exchanges": 2}
         number = self.anchors or max(1, math.ceil(3 * k * math.log(k)))
