@@ -422,9 +422,8 @@ def test_perturbed_copies_are_each_clients_own_and_the_models_themselves_are_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = overhear(monkeypatch)
-    how = Descent(
-        iterations=3, anchors=Anchors(number=3, min_rows=3, further=False), noise=0.5, exchanges=2, oversampling=1
-    )
+    anchors = Anchors(number=3, min_rows=3, further=False)
+    how = Descent(iterations=3, anchors=anchors, noise=0.5, exchanges=2, at_once=False, oversampling=1)
     states: list[State] = []
     run_one(
         spying(

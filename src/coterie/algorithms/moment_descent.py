@@ -50,8 +50,8 @@ class Descent:
         more parameters than columns.
     at_once : bool
         Whether the range finder makes one exchange with the columns of all of them, among them the last iteration's
-        subspace: then each iteration is a power step of the next. In the first iteration, where all anchors are at one point, there
-        are as many columns as for all of them later; half as many as there are parameters at most.
+        subspace: then each iteration is a power step of the next. In the first iteration, where all anchors are at one
+        point, there are as many columns as for all of them later; half as many as there are parameters at most.
     oversampling : int
         Columns beyond the rank, for the range finder.
     step : {"curvature", "plain"}
