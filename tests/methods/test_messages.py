@@ -49,7 +49,7 @@ def rows(n_clients: int = 20, n_features: int = 4) -> Ragged:
 
 ROWS = rows()
 THREE = {"clusters": {"n_clusters": 3}, "moments": {"iterations": ITERATIONS}}
-MIXTURE = {"mixture": {"n_components": 2, "restarts": 2, "rounds": ROUNDS}}
+MIXTURE: dict[str, dict[str, Any]] = {"mixture": {"n_components": 2, "restarts": 2, "rounds": ROUNDS}}
 SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
     "ifca": ({"clusters": {"n_clusters": 3}}, ROUNDS),
     "fedrep": ({"model": {"hidden": [3]}}, ROUNDS),
@@ -112,7 +112,8 @@ def test_a_comparison_without_a_target_takes_few_messages_wherever_clients_are(t
 
 def test_phases_on_several_sets_of_rows_share_their_messages() -> None:
     part, held = ROWS.split(0.3, seed=0)
-    session, told = Session(watch=lambda phase, done, total: told.append(phase)), list[str]()
+    told: list[str] = []
+    session = Session(watch=lambda phase, done, total: told.append(phase))
 
     def counting(rounds: int) -> Any:
         def program(state: Any) -> Lockstep:
