@@ -11,16 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from coterie.errors import CoterieError, RunError
 from coterie.limits import MOST_COUNT, MOST_DEPTH, MOST_DOCUMENT_BYTES, MOST_TEXT, MOST_VALUES
 
-__all__ = ["Said", "checked", "complaint_of", "parsed", "read_json"]
+__all__ = ["FirstFault", "Said", "checked", "complaint_of", "parsed", "read_json"]
 
 _M = TypeVar("_M", bound=BaseModel)
 _SHOWN = 80  # characters of a place within a document
 _DIGITS = 20  # of a whole number: 64 bits have no more
+
+
+class FirstFault(FailFast):
+    """The first fault of a list is enough: there may be millions. Unlike pydantic's own, this can stand in a union."""
+
+    __hash__ = object.__hash__
 
 
 class Said(BaseModel):
@@ -49,18 +55,41 @@ def read_json(path: Path, hint: str) -> Any:
     return parsed(content, str(path), hint)
 
 
-def parsed(content: bytes | str, where: str, hint: str, error: type[CoterieError] = RunError) -> Any:
-    """Parse JSON within bounds, or refuse it in one sentence about `where` it is."""
+def parsed(
+    content: bytes | str,
+    where: str,
+    hint: str,
+    *,
+    error: type[CoterieError] = RunError,
+    most: int = MOST_VALUES,
+    finite: bool = True,
+) -> Any:
+    """Parse JSON within bounds, or refuse it in one sentence about `where` it is.
+
+    Parameters
+    ----------
+    content : bytes or str
+        The document.
+    where, hint : str
+        What is complained about, and the way out.
+    error : type
+        Of the complaint.
+    most : int
+        Values in it.
+    finite : bool
+        Whether NaN and infinity are refused, which JSON does not have but Python writes.
+    """
     if len(content) > MOST_DOCUMENT_BYTES:
-        raise error(f"{where} is larger than {MOST_DOCUMENT_BYTES >> 20} MB", hint)
+        raise error(f"{where} is larger than {MOST_DOCUMENT_BYTES // 10**6} MB", hint)
     try:
         text = content.decode("utf-8") if isinstance(content, bytes) else content
-        if text.count(",") > MOST_VALUES:
-            raise error(f"{where} has more than {MOST_VALUES:,} values", hint)
-        found = json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+        if text.count(",") > most:
+            raise error(f"{where} has more than {most:,} values", hint)
+        numbers: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite} if finite else {}
+        found = json.loads(text, parse_int=_whole, **numbers)
     except (ValueError, RecursionError):
         raise error(f"{where} is not JSON, is cut short, or has a number that is out of range", hint) from None
-    if (fault := _beyond(found)) is not None:
+    if (fault := _beyond(found, most)) is not None:
         raise error(f"{where} {fault}", hint)
     return found
 
@@ -97,15 +126,15 @@ def _whole(text: str) -> int:
     return value
 
 
-def _beyond(document: Any) -> str | None:
+def _beyond(document: Any, most: int) -> str | None:
     """Say what is beyond the bounds: looked at level by level, as nobody knows how deep a document is."""
     level, depth, values = [document], 0, 0
     while level:
         if depth > MOST_DEPTH:
             return f"has more than {MOST_DEPTH} lists and groups within each other"
         values += len(level)
-        if values > MOST_VALUES:
-            return f"has more than {MOST_VALUES:,} values"
+        if values > most:
+            return f"has more than {most:,} values"
         inside: list[Any] = []
         for value in level:
             if isinstance(value, str) and len(value) > MOST_TEXT:

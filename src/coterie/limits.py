@@ -23,6 +23,7 @@ __all__ = [
     "MOST_PARTS",
     "MOST_SITE_BYTES",
     "MOST_SITE_NUMBERS",
+    "MOST_STATE_VALUES",
     "MOST_STEPS",
     "MOST_TEXT",
     "MOST_UNITS",
@@ -40,8 +41,9 @@ MOST_LINE_BYTES = 4 << 20  #: bytes of a line of CSV, and of its header
 MOST_FOOTER_BYTES = 32 << 20  #: bytes in which a Parquet file says what it holds
 
 # -- documents: run.json, compare.json, what models say of themselves, site summaries, configurations --------------------
-MOST_DOCUMENT_BYTES = 64 << 20  #: bytes of a JSON document
-MOST_VALUES = 4_000_000  #: values in a JSON document
+MOST_DOCUMENT_BYTES = 100_000_000  #: bytes of a JSON document
+MOST_VALUES = 4_000_000  #: values in `run.json` and `compare.json`
+MOST_STATE_VALUES = 16_000_000  #: values that a checkpoint, or stored models, have beside their tensors
 MOST_DEPTH = 20  #: lists and groups within each other
 MOST_TEXT = 100_000  #: characters of a text in a document
 MOST_COUNT = (1 << 63) - 1  #: size of a whole number in a document, and of a seed

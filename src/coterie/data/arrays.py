@@ -128,12 +128,12 @@ def _names(groups: Any, n: int) -> np.ndarray:
     return np.array(_short([name_of(value) for value in different.tolist()]))[which]
 
 
-def _short(names: list[str]) -> list[str]:
+def _short(names: list[str], what: str = "groups has a client whose name has") -> list[str]:
     """Refuse a name that is too long: in an array all names take as much room as the longest."""
     longest = max(names, key=len, default="")
     if len(longest) > MOST_NAME:
         raise DataError(
-            f"groups has a client whose name has {len(longest):,} characters; the limit is {MOST_NAME:,}",
+            f"{what} {len(longest):,} characters; the limit is {MOST_NAME:,}",
             "give it a shorter name",
         )
     return names
@@ -176,7 +176,9 @@ def _rows_with_nan(x: np.ndarray, owner: np.ndarray) -> np.ndarray:
 
 
 def _too_large(what: str, value: float, client: str) -> DataError:
-    said = f"{what} has a number of client '{client}' that is too large: {abs(value):.3g}; the limit is {LARGEST_NUMBER:g}"
+    said = (
+        f"{what} has a number of client '{client}' that is too large: {abs(value):.3g}; the limit is {LARGEST_NUMBER:g}"
+    )
     return DataError(said, "correct it, or choose a larger unit")
 
 
@@ -244,4 +246,4 @@ def _feature_names(names: Sequence[str] | None, d: int) -> Sequence[str]:
         raise DataError(
             f"there are {len(set(names))} different feature names and {d} features", "give each feature its own name"
         )
-    return [str(name) for name in names]
+    return _short([str(name) for name in names], "feature_names has a name of")

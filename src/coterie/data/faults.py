@@ -109,7 +109,9 @@ def _range_faults(what: str, facts: ColumnFacts, largest: float, hint: str) -> I
     limit = min(largest, LARGEST_NUMBER)
     if facts.finite and facts.reach > limit:
         whose = f" of client '{facts.whose}'" if facts.whose else ""
-        yield DataError(f"{what} has a number{whose} that is too large: {facts.reach:.3g}; the limit is {limit:.3g}", hint)
+        yield DataError(
+            f"{what} has a number{whose} that is too large: {facts.reach:.3g}; the limit is {limit:.3g}", hint
+        )
 
 
 def _missing_faults(scan: Scan) -> Iterator[DataError]:

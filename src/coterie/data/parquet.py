@@ -97,9 +97,7 @@ def _spelled_out(batch: pa.RecordBatch, texts: dict[str, pa.Field], path: Path) 
 def check_header(path: Path, names: Sequence[str]) -> None:
     """Refuse too many columns, and names that are too long."""
     if len(names) > MOST_COLUMNS:
-        raise DataError(
-            f"file '{path}' has {len(names):,} columns; the limit is {MOST_COLUMNS:,}", "leave columns out"
-        )
+        raise DataError(f"file '{path}' has {len(names):,} columns; the limit is {MOST_COLUMNS:,}", "leave columns out")
     longest = max(names, key=len, default="")
     if len(longest) > MOST_NAME:
         raise DataError(

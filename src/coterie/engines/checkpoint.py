@@ -12,11 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from coterie.documents import parsed
 from coterie.errors import RunError
+from coterie.limits import MOST_STATE_VALUES
 
 __all__ = ["from_record", "load_tensors", "replace_file", "save_tensors", "to_record"]
 
 T = TypeVar("T")
+_AGAIN = "start the run again with `coterie fit`"
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -40,13 +43,20 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads((file.metadata() or {})["coterie"])
+            said = parsed(
+                (file.metadata() or {})["coterie"],
+                f"the checkpoint {path}",
+                _AGAIN,
+                most=MOST_STATE_VALUES,
+                finite=False,
+            )
     except FileNotFoundError:
-        raise RunError(f"there is no checkpoint at {path}", "start the run again with `coterie fit`") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise RunError(
-            f"the checkpoint {path} cannot be read: {error}", "start the run again with `coterie fit`"
-        ) from None
+        raise RunError(f"there is no checkpoint at {path}", _AGAIN) from None
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise RunError(f"the checkpoint {path} cannot be read: {error}", _AGAIN) from None
+    if not isinstance(said, dict):
+        raise RunError(f"the checkpoint {path} cannot be read: it does not say what it holds", _AGAIN)
+    return tensors, said
 
 
 def to_record(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:

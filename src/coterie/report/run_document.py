@@ -5,22 +5,22 @@ A run may still be under way, and be of an earlier version: whatever is not ther
 counts of what is drawn or made have bounds. A folder may come from anybody.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FailFast
+from pydantic import Field, model_validator
 
-from coterie.documents import Said
+from coterie.documents import FirstFault, Said
 from coterie.limits import MOST_COLUMNS, MOST_FEATURES, MOST_NAME, MOST_PARTS
 
 __all__ = ["ComparisonDocument", "FinishedDocument", "RunDocument"]
 
 Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
-Names = Annotated[list[Name], FailFast()]
+Names = Annotated[list[Name], FirstFault()]
 Label = Annotated[str, Field(max_length=MOST_NAME)]
-Texts = Annotated[list[str], FailFast()]
-Numbers = Annotated[list[float | None], FailFast()]
-Table = Annotated[list[Numbers], FailFast(), Field(max_length=MOST_PARTS)]
+Texts = Annotated[list[str], FirstFault()]
+Numbers = Annotated[list[float | None], FirstFault()]
+Table = Annotated[list[Numbers], FirstFault(), Field(max_length=MOST_PARTS)]
 Parts = Annotated[int, Field(ge=0, le=MOST_PARTS)]
 Group = dict[str, Any]  # shown as it is: names, and values of any kind
 
@@ -80,6 +80,12 @@ class Choice(Said):
     chosen: Count
     by: str | None = None
 
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if len(self.scores) != len(self.values) or self.chosen >= len(self.values):
+            raise ValueError("values, scores and what was chosen do not go together")
+        return self
+
 
 class Outlier(Said):
     """A client that is far from the others."""
@@ -120,14 +126,14 @@ class Why(Said):
 class Results(Said):
     """What a run found."""
 
-    methods: Annotated[list[Score], FailFast(), Field(max_length=MOST_PARTS)] | None = None
+    methods: Annotated[list[Score], FirstFault(), Field(max_length=MOST_PARTS)] | None = None
     n_clusters: Parts | None = None
     counted: str | None = None
     cluster_sizes: Annotated[list[Count], Field(max_length=MOST_PARTS)] | None = None
     chosen_run: Count | None = None
     uncertain_clients: Count | None = None
     warnings: Texts | None = None
-    events: Annotated[list[Event], FailFast()] | None = None
+    events: Annotated[list[Event], FirstFault()] | None = None
     profiles: Profiles | None = None
     anchors: Names | None = None
     adjusted_rand: float | None = None
@@ -142,7 +148,7 @@ class Results(Said):
     rounds: Count | None = None
     settled: bool | None = None
     outlier_threshold: float | None = None
-    outliers: Annotated[list[Outlier], FailFast()] | None = None
+    outliers: Annotated[list[Outlier], FirstFault()] | None = None
     components: Components | None = None
     family: str | None = None
     spread: dict[str, Spread | None] | None = None
@@ -172,7 +178,7 @@ class RunDocument(Said):
 class FinishedResults(Results):
     """What a finished run found."""
 
-    methods: Annotated[list[Score], FailFast(), Field(max_length=MOST_PARTS)]
+    methods: Annotated[list[Score], FirstFault(), Field(max_length=MOST_PARTS)]
     warnings: Texts
 
 
@@ -232,7 +238,7 @@ class Structure(Said):
     new_metric: float | None = None
     new_stderr: float | None = None
     versus_global: Difference | None = None
-    trials: Annotated[list[Trial], FailFast(), Field(max_length=MOST_COLUMNS)] | None = None
+    trials: Annotated[list[Trial], FirstFault(), Field(max_length=MOST_COLUMNS)] | None = None
     fit: Fit | None = None
 
 
@@ -242,7 +248,7 @@ class Grouping(Said):
     sizes: Annotated[list[Count], Field(max_length=MOST_PARTS)] | None = None
     stability: float | None = None
     features: Names | None = None
-    profile: Table | Annotated[list[Table], FailFast(), Field(max_length=MOST_PARTS)] | None = None
+    profile: Table | Annotated[list[Table], FirstFault(), Field(max_length=MOST_PARTS)] | None = None
 
 
 class Answer(Said):
@@ -257,7 +263,7 @@ class ComparisonDocument(Said):
     """`compare.json`."""
 
     chosen: Name
-    rows: Annotated[list[Structure], FailFast(), Field(min_length=1, max_length=MOST_PARTS)]
+    rows: Annotated[list[Structure], FirstFault(), Field(min_length=1, max_length=MOST_PARTS)]
     answer: Answer
     coterie: Name | None = None
     command: str | None = None

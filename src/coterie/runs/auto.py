@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`coterie fit --method auto`: compare structures, then fit the one that was chosen to all training rows."""
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
 from coterie.methods.session import Watch
+from coterie.report.comparison import read_comparison
 from coterie.runs.comparison import about, keeping_answers, write_comparison
 from coterie.runs.folder import begin_run, settle_run
 from coterie.selection.result import FitAdvice
@@ -55,7 +55,7 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, w
             found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
             document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
             write_comparison(inside, found, document)
-    return advised(_read(inside)).into(chosen)
+    return advised(read_comparison(inside)).into(chosen)
 
 
 def advised(document: Mapping[str, Any]) -> FitAdvice:
@@ -73,7 +73,7 @@ def why(folder: Path) -> dict[str, Any]:
     """What a run's comparison said, for its results; nothing for a run whose method was named."""
     if not (folder / _FOLDER).exists():
         return {}
-    said = _read(folder / _FOLDER)
+    said = read_comparison(folder / _FOLDER)
     found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
     taken = _taken(said["rows"])
     if not taken["chosen"]:
@@ -82,11 +82,3 @@ def why(folder: Path) -> dict[str, Any]:
             *found["doubts"],
         ]
     return {"why": found}
-
-
-def _read(inside: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((inside / "compare.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise RunError(f"{inside / 'compare.json'} cannot be read", "remove the folder, and resume the run") from None
-    return found
