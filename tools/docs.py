@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/api.md and docs/limits.md from the code, and the tables and figures of docs/studies.md from results/: `python -m tools.docs`.
+"""Write docs/api.md and docs/limits.md from the code, and docs/studies.md from results/: `python -m tools.docs`.
 
 A block stands between ``<!-- table: KIND NAME ... -->`` (or ``figure``) and ``<!-- end -->``: the kind says how results are
 shown (tools/tables.py, tools/figures.py), names are those of results. What has not been run is said, with its cost.

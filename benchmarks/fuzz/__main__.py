@@ -34,10 +34,9 @@ def targets(only: str) -> dict[str, Target]:
     return {name: target for name, target in found.items() if only in name}
 
 
-def run(
-    strategy: SearchStrategy[Any], target: Callable[[Any], None], examples: int, number: int
-) -> tuple[Counter[str], dict[str, str]]:
+def run(target: Target, examples: int, number: int) -> tuple[Counter[str], dict[str, str]]:
     """Feed a target.  -> how inputs ended, and for every place that something escaped from, the first time it did"""
+    strategy, call = target
     counts: Counter[str] = Counter()
     escaped: dict[str, str] = {}
 
@@ -49,7 +48,7 @@ def run(
     @given(strategy)
     def once(value: Any) -> None:
         try:
-            target(value)
+            call(value)
             counts["read"] += 1
         except CoterieError as error:
             counts["refused"] += 1
@@ -76,9 +75,9 @@ def main() -> int:
     warnings.simplefilter("ignore")  # of what a stranger's numbers make numpy say
     print(f"seed {asked.seed}, {asked.examples:,} inputs for each target")
     good = True
-    for name, (strategy, target) in targets(asked.only).items():
+    for name, target in targets(asked.only).items():
         begun = time.perf_counter()
-        counts, escaped = run(strategy, target, asked.examples, asked.seed)
+        counts, escaped = run(target, asked.examples, asked.seed)
         took, most = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         print(
             f"{name}: {counts['read'] + counts['refused'] + counts['escaped']:,} inputs, {counts['read']:,} read, "

@@ -44,8 +44,8 @@ _HEAD = "site,x,ward,y"
 _LINES = [f"s{i % 3},{i * 0.37 % 1:.3f},{('icu', 'er')[i % 2]},{i * 1.7 % 5:.2f}" for i in range(12)]
 _CELLS = st.sampled_from(
     [
-        "", " ", "x", "-1", "0", "1e308", "-1e200", "1e-320", "inf", "nan", "NA", "true", "2020-01-01", '"', '"a,b"', '"a\nb"',
-        "\x00", "\ufeff", "é", "9" * 400, "x" * 1500, "0x10", "1_000", "1,5", ";", "\t", "s0", "icu",
+        "", " ", "x", "-1", "0", "1e308", "-1e200", "1e-320", "inf", "nan", "NA", "true", "2020-01-01", '"', '"a,b"',
+        '"a\nb"', "\x00", "\ufeff", "é", "9" * 400, "x" * 1500, "0x10", "1_000", "1,5", ";", "\t", "s0", "icu",
     ]
 ) | st.text(max_size=6)  # fmt: skip
 _csv = st.tuples(
@@ -120,7 +120,8 @@ _KINDS = st.sampled_from(
         pa.array([1e-320, -1e-320] * 6), pa.array(range(12), pa.uint64()), pa.array([2**63 - 1] * 12),
         pa.array(["a", None] * 6).dictionary_encode(), pa.array(range(12), pa.duration("s")), pa.array(["1", "2 ", ""] * 4),
         pa.array(range(12)).cast(pa.decimal128(20, 2)), pa.array(["a", "b"] * 6, pa.large_string()),
-        pa.array(["a", "b"] * 6).cast(pa.string_view()), pa.array([0.5] * 12, pa.float16()), pa.array(range(12), pa.time64("us")),
+        pa.array(["a", "b"] * 6).cast(pa.string_view()), pa.array([0.5] * 12, pa.float16()),
+        pa.array(range(12), pa.time64("us")),
     ]
 )  # fmt: skip
 _NAMES = st.sampled_from(["site", "x", "y", "", " ", "a.b", "x" * 1500, "ward", "é"]) | st.text(max_size=5)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run folders: `run.json`, `compare.json`, tables and models of every method, changed a little."""
 
+import atexit
 import json
 import os
 import shutil
@@ -32,8 +33,6 @@ _MODELS = ("models/models.safetensors", "models/clients.safetensors")
 @cache
 def _place() -> Path:
     """Where folders are changed: in memory, if there is such a place."""
-    import atexit
-
     place = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return place
@@ -140,9 +139,9 @@ def table_columns(value: tuple[int, list[tuple[int, Any]]]) -> None:
     folder = folders[value[0] % len(folders)]
     path = folder / _TABLES[value[0] // len(folders) % 2]
     table = _table(path).slice(0, 3)
-    for which, column in value[1]:
+    for which, odd in value[1]:
         place = which % (table.num_columns + 1)
-        column = pa.concat_arrays([column] * 2)[: len(table)] if len(column) else pa.nulls(len(table), column.type)
+        column = pa.concat_arrays([odd] * 2)[: len(table)] if len(odd) else pa.nulls(len(table), odd.type)
         name = table.column_names[place] if place < table.num_columns else "new"
         table = (
             table.set_column(place, name, column) if place < table.num_columns else table.append_column(name, column)
@@ -176,7 +175,7 @@ def _stored(path: Path) -> tuple[dict[str, torch.Tensor], str]:
 
 _TENSORS = (
     lambda t: t[..., :-1] if t.ndim else t[None], lambda t: t[None], lambda t: t.float(), lambda t: t.to(torch.int64),
-    lambda t: torch.full_like(t, torch.nan), lambda t: torch.zeros_like(t), lambda t: t.reshape(-1),
+    lambda t: torch.full_like(t, torch.nan), torch.zeros_like, lambda t: t.reshape(-1),
     lambda t: torch.cat([t, t]) if t.ndim else t, lambda t: t[:0] if t.ndim else t, lambda t: t * 1e300, lambda t: t.half(),
 )  # fmt: skip
 

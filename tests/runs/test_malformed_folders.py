@@ -47,11 +47,13 @@ def read_or_refused(read: Callable[[Path], object], folder: Path) -> bool:
     try:
         read(folder)
     except CoterieError as error:
-        assert error.hint
-        assert "\n" not in error.message
-        assert not (folder / "report.html").exists()
-        return True
-    return False
+        said = error
+    else:
+        return False
+    assert said.hint
+    assert "\n" not in said.message
+    assert not (folder / "report.html").exists()
+    return True
 
 
 # -- documents ----------------------------------------------------------------------------------------------------------
