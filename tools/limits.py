@@ -19,8 +19,8 @@ one sentence, a hint and exit code 2, before anything is computed or written. Wh
 what it should be: a document with a missing key, a wrong type or a number that is not finite, and stored models whose
 tensors do not have the shapes that they should have, are refused in the same way.
 
-Numbers in a table have a limit because squares, and squares of squares, of larger ones cannot be summed. If a column has such
-numbers on purpose, choose a larger unit for it.
+Numbers in a table have a limit because squares, and squares of squares, of larger ones cannot be summed. If a column has
+such numbers on purpose, choose a larger unit for it.
 """
 TAIL = """\
 `python -m benchmarks.fuzz` hands 100,000 changed files of every kind to what reads them, and fails if anything but such a

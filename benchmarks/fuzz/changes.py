@@ -11,7 +11,8 @@ __all__ = ["changed", "changed_bytes", "edits", "flips"]
 
 _ODD: tuple[Any, ...] = (
     None, True, False, "", "x", "common", "../..", "\ud800", "x" * 2000, -1, 0, 1, 2, 10**9, 2**62, 10**30, 0.5, -0.5,
-    1e-320, 1e100, 1e308, float("nan"), float("inf"), [], {}, [[]], [None], ["x"], [0], [1e308, -1e308], [{}], {"a": 1}, {"": {}},
+    1e-320, 1e100, 1e308, float("nan"), float("inf"), [], {}, [[]], [None], ["x"], [0], [1e308, -1e308], [{}], {"a": 1},
+    {"": {}},
 )  # fmt: skip
 
 _values = st.one_of(

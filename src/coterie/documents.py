@@ -6,7 +6,6 @@ compares it with a pydantic model. Whoever reads a document afterwards may trust
 """
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from coterie.errors import CoterieError, RunError
-from coterie.limits import MOST_COUNT, MOST_DEPTH, MOST_DOCUMENT_BYTES, MOST_TEXT, MOST_VALUES
+from coterie.limits import LARGEST_RESULT, MOST_COUNT, MOST_DEPTH, MOST_DOCUMENT_BYTES, MOST_TEXT, MOST_VALUES
 
 __all__ = ["FirstFault", "Said", "checked", "complaint_of", "parsed", "read_json"]
 
@@ -115,7 +114,7 @@ def _no_constant(name: str) -> Any:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if not math.isfinite(value):
+    if abs(value) > LARGEST_RESULT:
         raise ValueError("a number that is too large")
     return value
 

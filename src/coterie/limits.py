@@ -6,6 +6,7 @@ Whatever is beyond is refused with one sentence, before anything is made of it. 
 
 __all__ = [
     "LARGEST_NUMBER",
+    "LARGEST_RESULT",
     "MOST_CELLS",
     "MOST_CLASSES",
     "MOST_COLUMNS",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 # -- tables: Parquet, CSV, arrays ---------------------------------------------------------------------------------------
-LARGEST_NUMBER = 1e50  #: size of a number in a table; fourth powers of it can still be summed
+LARGEST_NUMBER = 1e50  #: size of a number in a table, or of an option; fourth powers of it can still be summed
 MOST_COLUMNS = 20_000  #: columns of a table
 MOST_FEATURES = 100_000  #: numbers that a row becomes, once every category is an indicator
 MOST_NAME = 1000  #: characters in the name of a client, a column, a category or a class
@@ -46,6 +47,7 @@ MOST_VALUES = 4_000_000  #: values in `run.json` and `compare.json`
 MOST_STATE_VALUES = 16_000_000  #: values that a checkpoint, or stored models, have beside their tensors
 MOST_DEPTH = 20  #: lists and groups within each other
 MOST_TEXT = 100_000  #: characters of a text in a document
+LARGEST_RESULT = 1e150  #: size of a number in a document; runs write null for larger ones
 MOST_COUNT = (1 << 63) - 1  #: size of a whole number in a document, and of a seed
 MOST_CELLS = 32_000_000  #: cells of a table in a run folder
 MOST_SITE_BYTES = 256 << 20  #: bytes of a site summary

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, datac
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MultipleOf
 
-from coterie.limits import MOST_LAYERS, MOST_PARTS, MOST_STEPS, MOST_UNITS
+from coterie.limits import LARGEST_NUMBER, MOST_LAYERS, MOST_PARTS, MOST_STEPS, MOST_UNITS
 
 __all__ = [
     "Components", "Covariance", "DescentSteps", "Descents", "Groups", "Heads", "Hidden",
@@ -44,15 +44,15 @@ class OrWord:
     def _checked(self, value: Any) -> float | str:
         if value in (self.word, float("inf")):
             return self.word
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST_NUMBER:
             return float(value)
         raise ValueError(f"give a number that is at least 0, or '{self.word}'")
 
 
 Count = Annotated[int, Ge(1), Le(MOST_STEPS)]  # of what takes time
 Several = Annotated[int, Ge(1), Le(MOST_PARTS)]  # of what takes room
-Positive = Annotated[float, Gt(0)]
-AtLeast0 = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0), Le(LARGEST_NUMBER)]
+AtLeast0 = Annotated[float, Ge(0), Le(LARGEST_NUMBER)]
 Share = Annotated[float, Gt(0), Le(1)]
 
 

@@ -17,7 +17,7 @@ from coterie.data.parquet import whole_table
 from coterie.data.values import is_text
 from coterie.documents import checked, read_json
 from coterie.errors import DataError, RunError
-from coterie.limits import MOST_PARTS, MOST_STEPS
+from coterie.limits import LARGEST_RESULT, MOST_PARTS, MOST_STEPS
 from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
 from coterie.report.run_document import RunDocument
 
@@ -188,7 +188,7 @@ class Run:
 
 def number(value: object) -> float | None:
     """Take a finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_RESULT:
         return None
     return float(value)
 
@@ -321,4 +321,6 @@ def _floats(column: list[Any] | None) -> Floats | None:
     if column is None:
         return None
     values = np.array(column, dtype=np.float64)
+    far = np.abs(values) > LARGEST_RESULT  # as good as infinite: sums and squares of them are
+    values[far] = np.copysign(np.inf, values[far])
     return values if np.isfinite(values).any() else None

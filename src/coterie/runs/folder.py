@@ -3,7 +3,6 @@
 
 import io
 import json
-import math
 import platform
 import shutil
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from coterie.documents import checked
 from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Traffic
 from coterie.errors import ConfigError, RunError
+from coterie.limits import LARGEST_RESULT
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import StoredMixtures, read_choice
@@ -203,12 +203,12 @@ def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def strict(value: Any) -> Any:
-    """What JSON can say: a number that is not finite is null."""
+    """What JSON can say, and `parsed` reads: a number that is not finite, or as good as not, is null."""
     if isinstance(value, Mapping):
         return {name: strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [strict(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not abs(value) <= LARGEST_RESULT else value
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
