@@ -4,9 +4,9 @@
 import warnings
 
 import pytest
+from benchmarks.fuzz.__main__ import run, targets
 from hypothesis import strategies as st
 
-from benchmarks.fuzz.__main__ import run, targets
 from coterie.errors import RunError
 
 TARGETS = targets("")

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -84,8 +84,28 @@ def from_record(kind: type[T], tensors: Mapping[str, Tensor], rest: Mapping[str,
                 own = {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
                 (inner,) = get_args(kind)
                 values[name] = from_record(inner, own, value)
+        hints = _hints(get_origin(kind) or kind)
+        if odd := [name for name, value in values.items() if not _fits(value, hints.get(name))]:
+            raise TypeError(f"'{odd[0]}' is of another type")
         return kind(**values)
     except (TypeError, ValueError) as error:
         raise RunError(
             f"the checkpoint holds another kind of state: {error}", "continue with the options that it was begun with"
         ) from None
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a state's fields, as far as their names mean something here."""
+    try:
+        return get_type_hints(kind)
+    except NameError:  # of a class within a function
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a field may have a value, as far as that can be told: tensors are tensors, and numbers numbers."""
+    if hint is Tensor or isinstance(value, Tensor):
+        return isinstance(value, Tensor) and (hint is Tensor or Tensor in get_args(hint))
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return hint is not bool or isinstance(value, bool)
