@@ -2,6 +2,7 @@
 """Options: where they come from, which wins, and what is said about bad ones."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,9 +210,9 @@ def counts(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
     """Every option that is a whole number, or may be one, but for seeds."""
     for group, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from (
-                (group, name) for name, inner in field.annotation.model_fields.items() if "int" in str(inner.annotation)
-            )
+            whole = re.compile(r"\bint\b")
+            inside = field.annotation.model_fields.items()
+            yield from ((group, name) for name, inner in inside if whole.search(str(inner.annotation)))
 
 
 @pytest.mark.parametrize(("group", "name"), list(counts(FitOptions)))

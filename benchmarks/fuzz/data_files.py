@@ -119,7 +119,7 @@ _KINDS = st.sampled_from(
         pa.array([1e200] * 12), pa.array([float("nan")] * 12), pa.array([float("inf"), 1.0] * 6),
         pa.array([1e-320, -1e-320] * 6), pa.array(range(12), pa.uint64()), pa.array([2**63 - 1] * 12),
         pa.array(["a", None] * 6).dictionary_encode(), pa.array(range(12), pa.duration("s")), pa.array(["1", "2 ", ""] * 4),
-        pa.array(range(12)).cast(pa.decimal128(20, 2)), pa.array(["a", "b"] * 6, pa.large_string()),
+        pa.array(range(12)).cast(pa.decimal128(24, 2)), pa.array(["a", "b"] * 6, pa.large_string()),
         pa.array(["a", "b"] * 6).cast(pa.string_view()), pa.array([0.5] * 12, pa.float16()),
         pa.array(range(12), pa.time64("us")),
     ]

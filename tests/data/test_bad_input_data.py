@@ -235,7 +235,7 @@ def test_infinite_values(parquet, text, missing):
 
 
 def test_values_beyond_the_precision(parquet):
-    path = parquet(x=[1.0, 1e300, 3.0, 4.0])
+    path = parquet(x=[1.0, 1e45, 3.0, 4.0])
     with pytest.raises(DataError, match="too large"):
         read(path, client="who", target="y", dtype=torch.float32)
     read(path, client="who", target="y")

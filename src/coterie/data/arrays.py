@@ -160,19 +160,24 @@ def _complete(x: np.ndarray, y: np.ndarray | None, owner: np.ndarray, missing: M
 def _rows_with_nan(x: np.ndarray, owner: np.ndarray) -> np.ndarray:
     """[N] which rows have missing values; infinite ones, and those beyond the limit, are refused."""
     flat = x.reshape(len(x), -1)
-    gaps = np.zeros(len(x), dtype=bool)
+    gaps, limit = np.zeros(len(x), dtype=bool), _limit(x.dtype)
     step = max(1, _CHUNK // flat.shape[1])
     for start in range(0, len(x), step):
         part = flat[start : start + step]
-        if np.abs(part).max() <= LARGEST_NUMBER:
+        if np.abs(part).max() <= limit:
             continue
         if np.isinf(part).any():
             raise DataError("X has infinite values", "correct them, or leave those rows out")
-        if (far := np.argwhere(np.abs(part) > LARGEST_NUMBER)).size:
+        if (far := np.argwhere(np.abs(part) > limit)).size:
             row, column = far[0]
             raise _too_large(f"column {column} of X", part[row, column], owner[start + row])
         gaps[start : start + step] = np.isnan(part).any(1)
     return gaps
+
+
+def _limit(kind: np.dtype) -> float:
+    """The largest number that is taken, in a precision that may not reach so far."""
+    return min(LARGEST_NUMBER, float(np.finfo(kind).max))
 
 
 def _too_large(what: str, value: float, client: str) -> DataError:
@@ -224,7 +229,7 @@ def _usable(y: np.ndarray, owner: np.ndarray) -> np.ndarray:
         raise DataError(f"y has dtype {y.dtype}, neither numbers nor text", "turn it into numbers or text first")
     if y.dtype.kind == "f" and np.isinf(y).any():
         raise DataError("y has infinite values", "correct them, or leave those rows out")
-    if y.dtype.kind == "f" and np.abs(y).max() > LARGEST_NUMBER:
+    if y.dtype.kind == "f" and np.abs(y).max() > _limit(y.dtype):
         far = int(np.abs(y).argmax())
         raise _too_large("y", y[far], owner[far])
     return y
