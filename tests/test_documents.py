@@ -33,7 +33,7 @@ def test_a_document_is_read_as_it_is() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_json_or_has_numbers_out_of_range_is_refused(content: bytes) -> None:
-    assert refused(content) == "it is not JSON, is cut short, or has a number that is out of range"
+    assert refused(content) == "it cannot be read: it is not JSON, is cut short, or has a number that is out of range"
 
 
 def test_lists_within_each_other_have_a_limit() -> None:

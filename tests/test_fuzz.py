@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coterie.errors import RunError
 
-TARGETS = targets("")
+TARGETS = targets()
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -25,13 +25,13 @@ MOST_BYTES = 1 << 30  # of memory, at any time
 Target = tuple[SearchStrategy[Any], Callable[[Any], None]]
 
 
-def targets(only: str) -> dict[str, Target]:
-    """All targets of all modules whose names contain a word."""
+def targets(only: Sequence[str] = ("",)) -> dict[str, Target]:
+    """All targets of all modules whose names contain one of some words."""
     found: dict[str, Target] = {}
     for module in pkgutil.iter_modules(fuzz.__path__):
         if module.name != "__main__":
             found |= getattr(import_module(f"{fuzz.__name__}.{module.name}"), "TARGETS", {})
-    return {name: target for name, target in found.items() if only in name}
+    return {name: target for name, target in found.items() if any(word in name for word in only)}
 
 
 def run(target: Target, examples: int, number: int) -> tuple[Counter[str], dict[str, str]]:
@@ -69,7 +69,7 @@ def main() -> int:
     """Run the targets; 1 if something escaped, or memory ran over."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=fuzz.__doc__)
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="inputs for each target")
-    parser.add_argument("--only", default="", help="targets whose names contain this")
+    parser.add_argument("--only", nargs="*", default=[""], help="targets whose names contain one of these")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")  # of what a stranger's numbers make numpy say

@@ -19,6 +19,7 @@ __all__ = ["FirstFault", "Said", "checked", "complaint_of", "parsed", "read_json
 
 _M = TypeVar("_M", bound=BaseModel)
 _SHOWN = 80  # characters of a place within a document
+_NO_JSON = "it is not JSON, is cut short, or has a number that is out of range"
 _DIGITS = 20  # of a whole number: 64 bits have no more
 
 
@@ -87,7 +88,7 @@ def parsed(
         numbers: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite} if finite else {}
         found = json.loads(text, parse_int=_whole, **numbers)
     except (ValueError, RecursionError):
-        raise error(f"{where} is not JSON, is cut short, or has a number that is out of range", hint) from None
+        raise error(f"{where} cannot be read: {_NO_JSON}", hint) from None
     if (fault := _beyond(found, most)) is not None:
         raise error(f"{where} {fault}", hint)
     return found

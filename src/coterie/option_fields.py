@@ -62,7 +62,7 @@ class Products:
 
     group: ClassVar[str] = "model"
 
-    degree: Annotated[int, Ge(1), Le(100), "add products of features up to this degree"] = 1
+    degree: Annotated[int, Ge(1), Le(1000), "add products of features up to this degree"] = 1
 
 
 @parameters

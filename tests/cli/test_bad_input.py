@@ -113,7 +113,7 @@ def test_counts_have_a_bound(parquet: Write, words: list[object]) -> None:
 def test_networks_have_a_bound(parquet: Write) -> None:
     sentence, hint = fit(parquet(), "--hidden", "100000,100000")
     assert sentence == (
-        "2 models of 10,000,400,001 numbers are more than can be trained side by side; the limit is 268,435,456 numbers"
+        "2 models of 10,000,500,001 numbers are more than can be trained side by side; the limit is 268,435,456 numbers"
     )
     assert hint == "ask for smaller layers, fewer clusters or fewer starts"
 

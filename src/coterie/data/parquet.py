@@ -113,6 +113,7 @@ def check_texts(batch: pa.RecordBatch, path: Path) -> None:
         texts = column.dictionary if pa.types.is_dictionary(column.type) else column
         if not is_text(texts.type) or not len(texts):
             continue
+        texts.validate(full=True)  # whether it is UTF-8
         longest = pc.max(pc.utf8_length(texts)).as_py()
         if longest is not None and longest > MOST_NAME:
             found = texts[pc.index(pc.utf8_length(texts), longest).as_py()].as_py()

@@ -213,7 +213,7 @@ def _readable(file: Path) -> Iterator[None]:
     """Say in one sentence what is wrong with a file."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise _complaint(file, error) from error
 
 
@@ -230,7 +230,7 @@ def _complaint(file: Path, error: Exception) -> DataError:
             f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
             "give every line as many cells as the header, and quote cells that contain the separator",
         )
-    if "UTF8" in text:
+    if "UTF8" in text or isinstance(error, UnicodeError):
         return DataError(f"file '{file}' has text that is not UTF-8", "save it as UTF-8")
     if "straddl" in text:
         return DataError(f"file '{file}' has a line longer than {_BLOCK >> 20} MB", "look for a missing closing quote")

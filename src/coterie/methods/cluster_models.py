@@ -185,11 +185,14 @@ def _read_clients(path: Path, n_clusters: int) -> tuple[np.ndarray, Placed]:
     )
     if len(label) and not (label.min() >= 0 and label.max() < n_clusters):
         raise RunError(f"'{path}' has clients of clusters that are not among the {n_clusters}", "start the run again")
-    margin, error = (table[name].cast(pa.float64()).to_numpy().copy() for name in ("margin", "margin_error"))
+    margin, error = (table[name].cast(pa.float64(), safe=False).to_numpy() for name in ("margin", "margin_error"))
     unknown = torch.full((len(label), n_clusters), torch.nan, dtype=torch.float64)
     parts = (torch.from_numpy(values.copy()) for values in (label, margin, error, rows))
     first, *others = parts
-    return np.asarray(table["client"].to_pylist(), dtype=str), Placed(first, unknown, *others)
+    names = table["client"].to_pylist()
+    if None in names or len(set(names)) < len(names):
+        raise RunError(f"'{path}' has clients without a name, or with the same", "start the run again")
+    return np.asarray(names, dtype=str), Placed(first, unknown, *others)
 
 
 class _Info(Said):

@@ -76,7 +76,7 @@ class StoredWords(Said):
 
     model: _Dense | _Network = Field(discriminator="kind")
     schema_: Annotated[Schema, Field(alias="schema")]
-    degree: Annotated[int, Field(ge=1, le=100)] = 1
+    degree: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
 class StoredNames(Said):

@@ -176,7 +176,7 @@ def _row(run: Run, one: Mapping[str, Any]) -> Row:
     ]
     if _any(run.info["rows"], "new_metric"):
         cells.append(_error(run.metric, one.get("new_metric"), one.get("new_stderr")))
-    return Row(str(one["structure"]), str(one["label"]), bool(one["chosen"]), bool(one["as_good"]), cells)
+    return Row(str(one["structure"]), str(one["label"]), bool(one["chosen"]), bool(one.get("as_good")), cells)
 
 
 def _error(metric: Metric, mean: float | None, stderr: float | None) -> str:

@@ -7,12 +7,19 @@ counts of what is drawn or made have bounds. A folder may come from anybody.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from coterie.documents import FirstFault, Said
 from coterie.limits import MOST_COLUMNS, MOST_FEATURES, MOST_NAME, MOST_PARTS
 
 __all__ = ["ComparisonDocument", "FinishedDocument", "RunDocument"]
+
+
+def _rectangular(rows: list[Any]) -> list[Any]:
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("rows have different lengths")
+    return rows
+
 
 Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
@@ -20,7 +27,7 @@ Names = Annotated[list[Name], FirstFault()]
 Label = Annotated[str, Field(max_length=MOST_NAME)]
 Texts = Annotated[list[str], FirstFault()]
 Numbers = Annotated[list[float | None], FirstFault()]
-Table = Annotated[list[Numbers], FirstFault(), Field(max_length=MOST_PARTS)]
+Table = Annotated[list[Numbers], FirstFault(), Field(max_length=MOST_PARTS), AfterValidator(_rectangular)]
 Parts = Annotated[int, Field(ge=0, le=MOST_PARTS)]
 Group = dict[str, Any]  # shown as it is: names, and values of any kind
 
@@ -97,8 +104,8 @@ class Outlier(Said):
 class Components(Said):
     """The centre of a mixture."""
 
-    parameters: Names
-    centre: Table
+    parameters: Names | None = None
+    centre: Table | None = None
     weights: Numbers | None = None
     deviation: Numbers | None = None
     noise: float | None = None
@@ -230,7 +237,7 @@ class Structure(Said):
     structure: Name
     label: Label
     chosen: bool
-    as_good: bool
+    as_good: bool = False
     rows: str | None = None
     mean: float | None = None
     stderr: float | None = None
@@ -239,7 +246,7 @@ class Structure(Said):
     new_stderr: float | None = None
     versus_global: Difference | None = None
     trials: Annotated[list[Trial], FirstFault(), Field(max_length=MOST_COLUMNS)] | None = None
-    fit: Fit | None = None
+    fit: Fit
 
 
 class Grouping(Said):
@@ -249,6 +256,12 @@ class Grouping(Said):
     stability: float | None = None
     features: Names | None = None
     profile: Table | Annotated[list[Table], FirstFault(), Field(max_length=MOST_PARTS)] | None = None
+
+    @model_validator(mode="after")
+    def _all_alike(self) -> Self:
+        if len({(len(one), len(one[0])) for one in self.profile or () if one and isinstance(one[0], list)}) > 1:
+            raise ValueError("profiles have different shapes")
+        return self
 
 
 class Answer(Said):

@@ -299,10 +299,8 @@ def _kind_of(name: str) -> Callable[[pa.DataType], bool]:
 
 
 def _check_values(path: Path, table: pa.Table) -> None:
-    """Refuse what no run writes: clients without a name, and clusters and rounds that cannot be."""
+    """Refuse clusters and rounds that cannot be."""
     there = set(table.column_names)
-    if "client" in there and table["client"].null_count:
-        raise RunError(f"'{path}' has a client without a name", _CHANGED)
     for name, least, most in (("label", -1, MOST_PARTS), ("run", 0, MOST_PARTS), ("round", 0, MOST_STEPS)):
         if name in there and not pa.types.is_null(table[name].type):
             ends = pc.min_max(table[name]).as_py()

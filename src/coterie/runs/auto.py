@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`coterie fit --method auto`: compare structures, then fit the one that was chosen to all training rows."""
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,13 +61,21 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, w
 
 def advised(document: Mapping[str, Any]) -> FitAdvice:
     """How to fit what a comparison's document says was chosen."""
-    return FitAdvice(**_taken(document["rows"])["fit"])
+    said = _taken(document["rows"])["fit"]
+    return FitAdvice(said["method"], said.get("options") or {})
 
 
 def _taken(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What was chosen; if no method fits that (one network each), the best of the others."""
     can = [row for row in rows if row["fit"]["method"] is not None]
-    return next((row for row in can if row["chosen"]), None) or max(can, key=lambda row: float(row["score"]))
+    if not can:
+        raise RunError("the comparison has no structure that a method fits", "compare again, or name a --method")
+    return next((row for row in can if row["chosen"]), None) or max(can, key=_score)
+
+
+def _score(row: Mapping[str, Any]) -> float:
+    found = row.get("score")
+    return -math.inf if found is None else float(found)
 
 
 def why(folder: Path) -> dict[str, Any]:
