@@ -168,6 +168,9 @@ TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+ALLOWED = {("theta", "doubled"), ("prior/root", "shorter")}  # more clusters, and a lower rank: that may be
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_tensors_of_other_shapes_and_types_are_refused(name: str, folder: Callable[[str], Path]) -> None:
     run = folder(name)
@@ -176,12 +179,13 @@ def test_tensors_of_other_shapes_and_types_are_refused(name: str, folder: Callab
             own = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             said = file.metadata()
         for key, value in own.items():
-            for change in TENSORS.values():
+            for how, change in TENSORS.items():
                 save_file(own | {key: change(value).contiguous()}, path, metadata=said)
-                if key != "mean_weights":  # which is not read
-                    assert read_or_refused(load, run), f"{path.name} {key}"
+                assert read_or_refused(load, run) or (key, how) in ALLOWED or key == "mean_weights", (
+                    f"{path.name} {key} {how}"
+                )
             save_file({other: tensor for other, tensor in own.items() if other != key}, path, metadata=said)
-            assert read_or_refused(load, run) or key == "mean_weights"
+            assert read_or_refused(load, run) or key == "mean_weights"  # which is not read
         save_file(own, path, metadata=said)
     assert not read_or_refused(load, run)
 
