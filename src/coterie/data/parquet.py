@@ -78,6 +78,7 @@ def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, pa.Field]]]:
     with pq.ParquetFile(path, **how) as first:
         check_header(path, first.schema_arrow.names)
         texts = {field.name: field for field in first.schema_arrow if is_text(field.type)}
+        texts |= {f.name: f.with_type(pa.string()) for f in first.schema_arrow if str(f.type) == "string_view"}
         if not texts:
             yield first, texts
             return

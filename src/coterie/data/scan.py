@@ -152,7 +152,9 @@ class Scan:
         self.dropped_rows += batch.num_rows - kept.num_rows
         self.rows += kept.num_rows
         owner = self._number(kept.column(self.roles.client))
-        columns = dict(self.features) if self.target is None else {**self.features, self.roles.target: self.target}
+        columns = dict(self.features)
+        if self.target is not None and self.roles.target is not None:
+            columns[self.roles.target] = self.target
         for name, facts in columns.items():
             facts.add(kept.column(name), spelled=spelled)
             if facts.reach > LARGEST_NUMBER and not facts.whose:

@@ -19,7 +19,7 @@ from coterie.data.parquet import check_header, check_texts, columns_of, rows_of
 from coterie.errors import DataError
 from coterie.limits import MOST_COLUMNS, MOST_LINE_BYTES
 
-__all__ = ["Source", "is_table", "listed", "open_source", "similar"]
+__all__ = ["Source", "is_table", "known_types", "listed", "open_source", "similar"]
 
 _PARQUET = (".parquet", ".pq")
 _DELIMITERS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
@@ -88,6 +88,17 @@ def open_source(path: str | Path, client: str | None) -> Source:
         return Source(path, files, columns, client, by_file=False)
     _one_file_each(path, files)
     return Source(path, files, (*columns, client), client, by_file=True)
+
+
+@contextmanager
+def known_types(source: Source) -> Iterator[None]:
+    """Refuse columns of types that Arrow stores, and does nothing else with."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(
+            f"'{source.path}' has a column of a type that cannot be read", "turn it into numbers or text first"
+        ) from error
 
 
 def similar(name: str, columns: Sequence[str]) -> str:
