@@ -2,12 +2,14 @@
 """Options: where they come from, which wins, and what is said about bad ones."""
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from coterie import registry
 from coterie.algorithms.anchors import Anchors
@@ -183,6 +185,47 @@ def test_files_that_are_no_toml(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'method = "\xe9"')
     assert "is not valid TOML" in refused(file=tmp_path / "latin.toml").message
     assert "cannot be read: Is a directory" in refused(file=tmp_path).message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 5000,
+        "seed = " + "9" * 5000,
+        "a" + ".a" * 3000 + " = 1",
+        "[" + "a." * 3000 + "a]",
+        "x=1\n" * 300_000,
+    ],
+)
+def test_files_of_strangers_are_bounded(tmp_path: Path, text: str) -> None:
+    assert len(refused(file=toml(tmp_path, text)).message) < 600
+
+
+def test_words_of_strangers_are_bounded() -> None:
+    for word in ("seed=" + "9" * 5000, "seed=" + "[" * 5000, "a." * 5000 + "a=1", "x" * 5000 + "=1"):
+        assert len(refused(sets=[word]).message) < 6000
+
+
+def counts(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Every option that is a whole number, or may be one, but for seeds."""
+    for group, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            whole = re.compile(r"\bint\b")
+            inside = field.annotation.model_fields.items()
+            yield from ((group, name) for name, inner in inside if whole.search(str(inner.annotation)))
+
+
+@pytest.mark.parametrize(("group", "name"), list(counts(FitOptions)))
+def test_every_count_has_a_bound(group: str, name: str) -> None:
+    if (group, name) == ("data", "min_rows"):  # takes neither time nor room
+        return
+    value: Any = [10**9] if (group, name) == ("model", "hidden") else 10**9
+    assert "should be less than or equal to" in refused({group: {name: value}}).message
+
+
+def test_seeds_and_layers_have_a_bound() -> None:
+    assert "less than or equal" in refused({"seed": 2**64}).message
+    assert "at most 100 items" in refused({"model": {"hidden": [1] * 101}}).message
 
 
 def test_a_file_with_an_unknown_group(tmp_path: Path) -> None:

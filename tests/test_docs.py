@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import BaseModel
-from tools import reference
+from tools import limits, reference
 
 from coterie.algorithms import em, fedavg, fedgmm, fedgrem, ifca, one_shot, preparation
 from coterie.algorithms.inference import adopt_ask, spread_ask
@@ -270,6 +270,11 @@ def test_every_command_and_option_is_documented() -> None:
 
 def test_the_page_of_methods_options_and_names_is_current() -> None:
     assert (DOCS / "api.md").read_text(encoding="utf-8") == reference.page()  # or run `make docs`
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    assert (DOCS / "limits.md").read_text(encoding="utf-8") == limits.page()  # or run `make docs`
+    assert all(f"`{name}`" in limits.page() for name in limits.limits.__all__)
 
 
 def option_names(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:

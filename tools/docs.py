@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/api.md from the code, and the tables and figures of docs/studies.md from results/: `python -m tools.docs`.
+"""Write docs/api.md and docs/limits.md from the code, and docs/studies.md from results/: `python -m tools.docs`.
 
 A block stands between ``<!-- table: KIND NAME ... -->`` (or ``figure``) and ``<!-- end -->``: the kind says how results are
 shown (tools/tables.py, tools/figures.py), names are those of results. What has not been run is said, with its cost.
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tools import reference
+from tools import limits, reference
 from tools.figures import FIGURES
 from tools.plan import ROOT, Entry, plan, read
 from tools.tables import TABLES
@@ -18,6 +18,7 @@ __all__ = ["BLOCK", "main", "written"]
 
 PAGE = ROOT / "docs" / "studies.md"
 REFERENCE = ROOT / "docs" / "api.md"
+LIMITS = ROOT / "docs" / "limits.md"
 FIGURE_FOLDER = ROOT / "docs" / "figures"
 BLOCK = re.compile(r"^<!-- (table|figure): (\S+)((?: \S+)+) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
@@ -27,6 +28,7 @@ Results = Mapping[str, dict[str, Any]]
 def main() -> None:
     """Write the pages and their figures."""
     REFERENCE.write_text(reference.page(), encoding="utf-8")
+    LIMITS.write_text(limits.page(), encoding="utf-8")
     entries = plan()
     found = {name: result for name in entries if (result := read(name)) is not None}
     text, figures = written(PAGE.read_text(encoding="utf-8"), entries, found)

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from coterie import registry
 from coterie.errors import ConfigError
+from coterie.limits import MOST_COLUMNS, MOST_CONFIG_BYTES, MOST_COUNT, MOST_DEPTH, MOST_NAME, MOST_TEXT
 from coterie.registry import AUTO, METHODS, Method, method_of, takers
 
 __all__ = [
@@ -37,24 +38,30 @@ PRIOR = {
 
 _IFCA_CLUSTERS = 2  # when their number is not given: IFCA cannot estimate it
 _NAMED = 3  # methods at most, in a hint
+_SHOWN = 60  # characters of a wrong value, in a message
 
 
 class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+_Path = Annotated[str, Field(max_length=MOST_TEXT)]
+_Name = Annotated[str, Field(max_length=MOST_NAME)]
+_Names = Annotated[tuple[_Name, ...], Field(max_length=MOST_COLUMNS)]
+
+
 class DataOptions(_Options):
     """What is read, and what is held out."""
 
-    path: str | tuple[str, ...] | None = None  # several of site summaries
-    client: str | None = None
-    target: str | None = None
-    features: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
+    path: _Path | tuple[_Path, ...] | None = None  # several of site summaries
+    client: _Name | None = None
+    target: _Name | None = None
+    features: _Names | None = None
+    exclude: _Names = ()
+    categorical: _Names = ()
     missing: Literal["error", "mean", "drop"] = "error"
     task: Literal["auto", "regression", "classification"] = "auto"
-    min_rows: int = Field(1, ge=1)
+    min_rows: int = Field(1, ge=1, le=MOST_COUNT)
     test_size: float = Field(0.2, ge=0, lt=1)
     new_clients: float = Field(0.0, ge=0, lt=1)
     standardise: bool = True
@@ -119,7 +126,7 @@ class FitOptions(_Options):
     """Everything that decides what a fit gives."""
 
     method: Annotated[str, AfterValidator(_known)] = "ifca"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MOST_COUNT)
     baselines: bool = True
     data: DataOptions = DataOptions()
     model: ModelOptions = ModelOptions()
@@ -191,11 +198,14 @@ def options(tree: dict[str, Any] | None = None, *, file: Path | None = None, set
         Words like "training.rounds=50"; the value is read as TOML, else as text.
     """
     merged: dict[str, Any] = {}
-    if file is not None:
-        _merge(merged, _read_toml(file))
-    _merge(merged, tree or {})
-    for word in sets:
-        _merge(merged, _parse_word(word))
+    try:
+        if file is not None:
+            _merge(merged, _read_toml(file))
+        _merge(merged, tree or {})
+        for word in sets:
+            _merge(merged, _parse_word(word))
+    except RecursionError:
+        raise ConfigError("options are nested too deeply", "write them like training.rounds = 50") from None
     try:
         return FitOptions.model_validate(merged)
     except ValidationError as error:
@@ -209,12 +219,19 @@ def _complaint(error: ValidationError) -> ConfigError:
     if first["type"] == "extra_forbidden":
         return ConfigError(f"there is no option '{where}'", _similar(where))
     if first["type"] == "model_type":
-        return ConfigError(f"{where} is {given!r} and should be a group of options", _similar(where))
+        return ConfigError(f"{where} is {_shown(given)} and should be a group of options", _similar(where))
     said = str(first["msg"]).removeprefix("Value error, ")
     said = said[0].lower() + said[1:]
-    if isinstance(given, BaseModel | dict):  # an option may contradict another of its group
+    shown = given if isinstance(given, BaseModel | dict) else _shown(given)
+    if shown is given:  # an option may contradict another of its group
         return ConfigError(f"{where}: {said}", "`coterie fit --help` lists the options")
-    return ConfigError(f"{where} is {given!r}: {said}", "`coterie fit --help` lists the options")
+    return ConfigError(f"{where} is {shown}: {said}", "`coterie fit --help` lists the options")
+
+
+def _shown(given: Any) -> str:
+    """A value as a message has it, which is one sentence."""
+    text = repr(given)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _similar(name: str) -> str:
@@ -246,22 +263,31 @@ def _merge(into: dict[str, Any], tree: dict[str, Any]) -> None:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            content = opened.read(MOST_CONFIG_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {file}", "check the path after --config") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", "check the path after --config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}", "a line looks like: rounds = 50") from None
+    if len(content) > MOST_CONFIG_BYTES:
+        raise ConfigError(f"{file} is larger than {MOST_CONFIG_BYTES >> 20} MB", "check the path after --config")
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise ConfigError(f"{file} has too many lists within each other", "a line looks like: rounds = 50") from None
+    except ValueError as error:  # TOML that is none, text that is not UTF-8, numbers of thousands of digits
+        raise ConfigError(
+            f"{file} is not valid TOML: {str(error)[:_SHOWN]}", "a line looks like: rounds = 50"
+        ) from None
 
 
 def _parse_word(word: str) -> dict[str, Any]:
     name, found, text = word.partition("=")
-    if not found or not name:
-        raise ConfigError(f"'{word}' is not a setting", "write it like --set training.rounds=50")
+    if not found or not name or name.count(".") > MOST_DEPTH:
+        raise ConfigError(f"{_shown(word)} is not a setting", "write it like --set training.rounds=50")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     tree: Any = value
     for part in reversed(name.split(".")):

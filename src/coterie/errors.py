@@ -4,6 +4,16 @@
 __all__ = ["ConfigError", "CoterieError", "DataError", "RunError"]
 
 
+# Names of strangers are in messages: they may end lines, colour the terminal, or be half a character.
+_CONTROL = dict.fromkeys([*range(32), *range(127, 160), *range(0xD800, 0xE000)], "\ufffd") | dict.fromkeys(
+    b"\t\n\r", " "
+)
+
+
+def _one_line(text: str) -> str:
+    return text.translate(_CONTROL)
+
+
 class CoterieError(Exception):
     """One sentence about what is wrong and where, and a hint about the way out.
 
@@ -16,9 +26,8 @@ class CoterieError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = _one_line(message), _one_line(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message

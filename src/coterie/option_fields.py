@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, fields
 from inspect import get_annotations
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform
 
-from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MultipleOf
+
+from coterie.limits import LARGEST_NUMBER, MOST_LAYERS, MOST_PARTS, MOST_STEPS, MOST_UNITS
 
 __all__ = [
     "Components", "Covariance", "DescentSteps", "Descents", "Groups", "Heads", "Hidden",
@@ -42,14 +44,15 @@ class OrWord:
     def _checked(self, value: Any) -> float | str:
         if value in (self.word, float("inf")):
             return self.word
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST_NUMBER:
             return float(value)
         raise ValueError(f"give a number that is at least 0, or '{self.word}'")
 
 
-Count = Annotated[int, Ge(1)]
-Positive = Annotated[float, Gt(0)]
-AtLeast0 = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(1), Le(MOST_STEPS)]  # of what takes time
+Several = Annotated[int, Ge(1), Le(MOST_PARTS)]  # of what takes room
+Positive = Annotated[float, Gt(0), Le(LARGEST_NUMBER)]
+AtLeast0 = Annotated[float, Ge(0), Le(LARGEST_NUMBER)]
 Share = Annotated[float, Gt(0), Le(1)]
 
 
@@ -59,7 +62,7 @@ class Products:
 
     group: ClassVar[str] = "model"
 
-    degree: Annotated[Count, "add products of features up to this degree"] = 1
+    degree: Annotated[int, Ge(1), Le(1000), "add products of features up to this degree"] = 1
 
 
 @parameters
@@ -87,7 +90,9 @@ class Hidden:
     group: ClassVar[str] = "model"
 
     hidden: Annotated[
-        tuple[Annotated[int, Gt(0)], ...], "hidden layers of a network, like `64,32`; linear by default"
+        tuple[Annotated[int, Gt(0), Le(MOST_UNITS)], ...],
+        MaxLen(MOST_LAYERS),
+        "hidden layers of a network, like `64,32`; linear by default",
     ] = ()
 
 
@@ -154,7 +159,7 @@ class Groups:
     group: ClassVar[str] = "clusters"
 
     n_clusters: Annotated[
-        Count | None, "number of clusters; by default moment descent estimates it and IFCA uses 2"
+        Several | None, "number of clusters; by default moment descent estimates it and IFCA uses 2"
     ] = None
     averaging: Annotated[Literal["model", "gradient"], "what clients send: trained models or gradients"] = "model"
     average_over: Annotated[
@@ -163,9 +168,13 @@ class Groups:
     shared_layers: Annotated[tuple[str, ...], "layers common to all clusters, by the prefixes of their names"] = ()
     soft: Annotated[bool, "soft labels: clients train all models, weighted by posterior probability"] = False
     temperature: Annotated[Positive | None, "temperature of soft labels; estimated by default"] = None
-    patience: Annotated[int, Ge(0), "rounds before an empty cluster is reseeded; 0 never"] = 5
+    patience: Annotated[int, Ge(0), Le(MOST_STEPS), "rounds before an empty cluster is reseeded; 0 never"] = 5
     resample: Annotated[
-        int, Ge(0), MultipleOf(2), "parts that clients' rows are split into, two for each round; 0 uses all rows"
+        int,
+        Ge(0),
+        Le(MOST_PARTS),
+        MultipleOf(2),
+        "parts that clients' rows are split into, two for each round; 0 uses all rows",
     ] = 0
 
 
@@ -179,8 +188,8 @@ class Starts:
         Literal["random", "balanced", "spread", "warm"],
         "how models are initialised (`warm`: from given models, in Python)",
     ] = "spread"
-    n_init: Annotated[Count, "starts to compare on held-out rows"] = 1
-    candidates: Annotated[Count, "clients tried for each model of `spread`"] = 5
+    n_init: Annotated[Several, "starts to compare on held-out rows"] = 1
+    candidates: Annotated[Several, "clients tried for each model of `spread`"] = 5
 
 
 @parameters
@@ -193,27 +202,33 @@ class Descents:
     estimator: Annotated[Literal["pairs", "halves", "two"], "estimator of the moments"] = "pairs"
     subspace: Annotated[Literal["range", "orthogonal"], "how the subspace of a step is found"] = "range"
     exchanges: Annotated[
-        int, Ge(2), "exchanges per iteration for the subspaces; `range` puts the columns of all in one message"
+        int,
+        Ge(2),
+        Le(MOST_PARTS),
+        "exchanges per iteration for the subspaces; `range` puts the columns of all in one message",
     ] = 3
-    oversampling: Annotated[int, Ge(0), "columns beyond the number of clusters"] = 8
+    oversampling: Annotated[int, Ge(0), Le(MOST_PARTS), "columns beyond the number of clusters"] = 8
     step: Annotated[Literal["curvature", "plain"], "how an anchor's step size is set"] = "curvature"
-    anchors: Annotated[Count | None, "number of anchors; 10 for each cluster by default"] = None
+    anchors: Annotated[Several | None, "number of anchors; 10 for each cluster by default"] = None
     min_rows: Annotated[
-        Annotated[int, Ge(2)] | None, "rows that an anchor should have; 10 for each cluster by default"
+        Annotated[int, Ge(2), Le(MOST_STEPS)] | None, "rows that an anchor should have; 10 for each cluster by default"
     ] = None
     further: Annotated[bool, "add anchors if many clients have a high loss"] = True
     swaps: Annotated[bool, "replace a group's model by another anchor's if that fits clients better"] = True
     delta: Annotated[AtLeast0, "smallest distance between two models, if known"] = 0.0
     eps: Annotated[AtLeast0, "anchors stop when a step is smaller than this fraction of `delta`"] = 0.05
     max_clusters: Annotated[
-        Count | None, "largest number of clusters tried; by default 24, but at most a fifth of the clients, or 6"
+        Several | None, "largest number of clusters tried; by default 24, but at most a fifth of the clients, or 6"
     ] = None
     noise: Annotated[AtLeast0, "standard deviation of noise on the anchors' models that clients see"] = 0.0
 
 
 _DescentStep = Annotated[Positive, "factor on the anchors' steps"]
 _DescentParts = Annotated[
-    int, Ge(0), "parts of the clients, and of the anchors' rows, that iterations take in turn; 0 takes all"
+    int,
+    Ge(0),
+    Le(MOST_PARTS),
+    "parts of the clients, and of the anchors' rows, that iterations take in turn; 0 takes all",
 ]
 
 
@@ -244,8 +259,8 @@ class Components:
 
     group: ClassVar[str] = "mixture"
 
-    n_components: Annotated[Count | None, "number of components; chosen by default"] = None
-    max_components: Annotated[Count, "largest number of components tried"] = 10
+    n_components: Annotated[Several | None, "number of components; chosen by default"] = None
+    max_components: Annotated[Several, "largest number of components tried"] = 10
     choose_by: Annotated[Literal["held-out", "bic"], "criterion for the number of components"] = "held-out"
     covariance: Annotated[Literal["full", "diagonal", "unit"], "covariance common to all normal components"] = "full"
     variance: Annotated[Literal["estimated", "unit"], "noise variance of regressions"] = "estimated"
@@ -254,7 +269,7 @@ class Components:
         "how strongly clients are shrunk to the centre: 0 fits each alone, `common` gives all the same components",
     ] = None
     penalty: Annotated[Literal["squared", "norm"], "of the distance from the centre; the paper's: `norm`"] = "squared"
-    restarts: Annotated[Count, "starts of every client's first fit"] = 20
+    restarts: Annotated[Several, "starts of every client's first fit"] = 20
     iterations: Annotated[Count, "steps of each start"] = 30
     rounds: Annotated[Count, "maximum number of rounds"] = 1000
     tol: Annotated[AtLeast0, "stop when estimates move less than this, relatively"] = 1e-5
@@ -276,7 +291,7 @@ class Components:
         AtLeast0, "l1 penalty on the centre, which sets small coordinates to 0; not with a `full` covariance"
     ] = 0.0
     neighbours: Annotated[
-        int, Ge(0), "neighbours on either side of a ring that make a client's centre; 0: all clients"
+        int, Ge(0), Le(MOST_STEPS), "neighbours on either side of a ring that make a client's centre; 0: all clients"
     ] = 0
     batch_size: Annotated[Count | None, "rows per client and round, all by default; step sizes then decrease"] = None
 
@@ -384,7 +399,7 @@ class Rank:
     group: ClassVar[str] = "prior"
 
     rank: Annotated[
-        Count | None, "directions in which models differ; by default chosen by cross-validation within clients"
+        Several | None, "directions in which models differ; by default chosen by cross-validation within clients"
     ] = None
 
 

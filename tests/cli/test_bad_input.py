@@ -89,6 +89,35 @@ def test_an_infinite_value(parquet: Write) -> None:
     assert fit(parquet(**one_changed("y", float("inf"))))[0] == "t.parquet: target 'y' has 1 infinite value"
 
 
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e200, -1e200])
+def test_a_number_of_which_no_sums_can_be_taken(parquet: Write, value: float) -> None:
+    for method in ("ifca", "shrunk", "mixture", "auto"):
+        sentence, hint = fit(parquet(**one_changed("x", value)), "--method", method)
+        size = f"{abs(value):.3g}"
+        assert (
+            sentence
+            == f"t.parquet: column 'x' has a number of client 's1' that is too large: {size}; the limit is 1e+50"
+        )
+        assert hint == "correct the cells, or leave it out with --exclude x"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--clusters", 10**9], ["--starts", 10**9], ["--rounds", 10**9], ["--hidden", "1000000000"], ["--seed", 2**64],
+     ["--set", "training.batch_size=1000000000"]],
+)  # fmt: skip
+def test_counts_have_a_bound(parquet: Write, words: list[object]) -> None:
+    assert "should be less than or equal to" in fit(parquet(), *words)[0]
+
+
+def test_networks_have_a_bound(parquet: Write) -> None:
+    sentence, hint = fit(parquet(), "--hidden", "100000,100000")
+    assert sentence == (
+        "2 models of 10,000,500,001 numbers are more than can be trained side by side; the limit is 268,435,456 numbers"
+    )
+    assert hint == "ask for smaller layers, fewer clusters or fewer starts"
+
+
 def test_a_missing_client(parquet: Write) -> None:
     sentence, _ = fit(parquet(**one_changed("site", None)))
     assert sentence == "t.parquet: client column 'site' has 1 missing value"

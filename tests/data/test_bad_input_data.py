@@ -235,7 +235,7 @@ def test_infinite_values(parquet, text, missing):
 
 
 def test_values_beyond_the_precision(parquet):
-    path = parquet(x=[1.0, 1e300, 3.0, 4.0])
+    path = parquet(x=[1.0, 1e45, 3.0, 4.0])
     with pytest.raises(DataError, match="too large"):
         read(path, client="who", target="y", dtype=torch.float32)
     read(path, client="who", target="y")
@@ -363,7 +363,7 @@ def test_bad_uses_of_arrays():
     with pytest.raises(DataError, match="is the same in every row"):
         from_arrays(X, np.ones(4), G, task="regression")
     with pytest.raises(DataError, match="y has values too large for float32"):
-        from_arrays(X.astype(np.float32), Y * 1e300, G, task="regression")
+        from_arrays(X.astype(np.float32), Y * 1e45, G, task="regression")
     with pytest.raises(DataError, match="classification needs targets"):
         from_arrays(X, None, G, task="classification")
     with pytest.raises(DataError, match="1 different feature names and 2 features"):

@@ -284,7 +284,7 @@ def test_a_file_that_says_more_than_may_be_held_is_refused(sites: Sites, monkeyp
     monkeypatch.setattr("coterie.data.sites._MOST_MADE", 1000)
     with pytest.raises(DataError, match="the limit is 1,000"):
         coterie.read(sites.summaries)
-    monkeypatch.setattr("coterie.data.site_files._MOST_BYTES", 1 << 10)
+    monkeypatch.setattr("coterie.data.site_files.MOST_SITE_BYTES", 1 << 10)
     with pytest.raises(DataError, match="is larger than"):
         coterie.read(sites.summaries)
 

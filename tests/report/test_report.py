@@ -282,9 +282,7 @@ def test_names_are_escaped_everywhere(folder: Path) -> None:
     results["events"] = [{"run": 0, "round": 1, "text": EVIL}]
     results["methods"][0]["label"] = EVIL
     results["profiles"]["features"] = [EVIL] * 27
-    edit(
-        folder, command=EVIL, method=EVIL, started=EVIL, status='"><b>', seed=EVIL, config={EVIL: EVIL}, results=results
-    )
+    edit(folder, command=EVIL, method=EVIL, started=EVIL, status='"><b>', config={EVIL: EVIL}, results=results)
     page = write_report(folder).read_text(encoding="utf-8")
     checker = parse(page)
     assert EVIL not in page

@@ -329,7 +329,7 @@ def test_an_empty_folder_may_become_a_run(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (None, "{} is not a run: it has no run.json"),
-        ("{", "{}/run.json cannot be read"),
+        ("{", "{}/run.json cannot be read: it is not JSON, is cut short, or has a number that is out of range"),
         ("[1]", "{} is not a run: its run.json was not written by a run"),
         ('{"status": "finished"}', "{} is not a run: its run.json was not written by a run"),
     ],

@@ -13,6 +13,7 @@ from coterie.data.scan import AUTO_CLASSES
 from coterie.data.schema import Column, Missing, Schema, Task
 from coterie.data.values import in_order, name_of
 from coterie.errors import DataError
+from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_NAME
 
 __all__ = ["from_arrays"]
 
@@ -60,7 +61,7 @@ def from_arrays(
     keep = _complete(x, target, owner, missing)
     if not keep.all():
         x, owner, target = x[keep], owner[keep], None if target is None else target[keep]
-    labels, task, classes = _targets(target, task, x.dtype)
+    labels, task, classes = _targets(target, task, x.dtype, owner)
     names = _feature_names(feature_names, int(np.prod(x.shape[1:])))
     schema = Schema(
         client="client",
@@ -122,15 +123,26 @@ def _names(groups: Any, n: int) -> np.ndarray:
         return np.full(n, "client")
     column = _column(groups, "groups", n)
     if column.dtype == object:
-        return np.array([name_of(value) for value in column])
+        return np.array(_short([name_of(value) for value in column]))
     different, which = np.unique(column, return_inverse=True)
-    return np.array([name_of(value) for value in different.tolist()])[which]
+    return np.array(_short([name_of(value) for value in different.tolist()]))[which]
+
+
+def _short(names: list[str], what: str = "groups has a client whose name has") -> list[str]:
+    """Refuse a name that is too long: in an array all names take as much room as the longest."""
+    longest = max(names, key=len, default="")
+    if len(longest) > MOST_NAME:
+        raise DataError(
+            f"{what} {len(longest):,} characters; the limit is {MOST_NAME:,}",
+            "give it a shorter name",
+        )
+    return names
 
 
 def _complete(x: np.ndarray, y: np.ndarray | None, owner: np.ndarray, missing: Missing) -> np.ndarray:
     """[N] which rows to keep, by the choice about missing values."""
     gaps = {
-        "X": _rows_with_nan(x),
+        "X": _rows_with_nan(x, owner),
         "y": np.zeros(len(x), bool) if y is None else _without_value(y),
         "groups": owner == "",
     }
@@ -145,19 +157,34 @@ def _complete(x: np.ndarray, y: np.ndarray | None, owner: np.ndarray, missing: M
     return keep
 
 
-def _rows_with_nan(x: np.ndarray) -> np.ndarray:
-    """[N] which rows have missing values; infinite ones are refused."""
+def _rows_with_nan(x: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """[N] which rows have missing values; infinite ones, and those beyond the limit, are refused."""
     flat = x.reshape(len(x), -1)
-    gaps = np.zeros(len(x), dtype=bool)
+    gaps, limit = np.zeros(len(x), dtype=bool), _limit(x.dtype)
     step = max(1, _CHUNK // flat.shape[1])
     for start in range(0, len(x), step):
         part = flat[start : start + step]
-        if np.isfinite(part).all():
+        if np.abs(part).max() <= limit:
             continue
         if np.isinf(part).any():
             raise DataError("X has infinite values", "correct them, or leave those rows out")
+        if (far := np.argwhere(np.abs(part) > limit)).size:
+            row, column = far[0]
+            raise _too_large(f"column {column} of X", part[row, column], owner[start + row])
         gaps[start : start + step] = np.isnan(part).any(1)
     return gaps
+
+
+def _limit(kind: np.dtype) -> float:
+    """The largest number that is taken, in a precision that may not reach so far."""
+    return min(LARGEST_NUMBER, float(np.finfo(kind).max))
+
+
+def _too_large(what: str, value: float, client: str) -> DataError:
+    said = (
+        f"{what} has a number of client '{client}' that is too large: {abs(value):.3g}; the limit is {LARGEST_NUMBER:g}"
+    )
+    return DataError(said, "correct it, or choose a larger unit")
 
 
 def _without_value(y: np.ndarray) -> np.ndarray:
@@ -169,12 +196,12 @@ def _without_value(y: np.ndarray) -> np.ndarray:
 
 
 def _targets(
-    y: np.ndarray | None, task: Task | Literal["auto"], kind: np.dtype
+    y: np.ndarray | None, task: Task | Literal["auto"], kind: np.dtype, owner: np.ndarray
 ) -> tuple[np.ndarray | None, Task, tuple[str, ...]]:
     """Turn targets into class numbers or real numbers: (values, task, class names)."""
     if y is None:
         return None, "none", ()
-    y = _usable(y)
+    y = _usable(y, owner)
     different = np.unique(y)
     if task == "auto":
         few = y.dtype.kind in "bU" or (
@@ -187,12 +214,14 @@ def _targets(
     if task == "regression":
         return _reals(y, kind), "regression", ()
     names = [name_of(value) for value in different.tolist()]
+    if len(names) > MOST_CLASSES:
+        raise DataError(f"y has {len(names):,} classes; the limit is {MOST_CLASSES:,}", "task='regression'")
     classes = in_order(set(names))
     places = np.array([classes.index(name) for name in names], dtype=np.int64)
     return places[np.searchsorted(different, y)], "classification", classes
 
 
-def _usable(y: np.ndarray) -> np.ndarray:
+def _usable(y: np.ndarray, owner: np.ndarray) -> np.ndarray:
     """[N] targets as numbers or text."""
     if y.dtype == object and all(isinstance(value, str) for value in y):
         y = y.astype(str)
@@ -200,6 +229,9 @@ def _usable(y: np.ndarray) -> np.ndarray:
         raise DataError(f"y has dtype {y.dtype}, neither numbers nor text", "turn it into numbers or text first")
     if y.dtype.kind == "f" and np.isinf(y).any():
         raise DataError("y has infinite values", "correct them, or leave those rows out")
+    if y.dtype.kind == "f" and np.abs(y).max() > _limit(y.dtype):
+        far = int(np.abs(y).argmax())
+        raise _too_large("y", y[far], owner[far])
     return y
 
 
@@ -219,4 +251,4 @@ def _feature_names(names: Sequence[str] | None, d: int) -> Sequence[str]:
         raise DataError(
             f"there are {len(set(names))} different feature names and {d} features", "give each feature its own name"
         )
-    return [str(name) for name in names]
+    return _short([str(name) for name in names], "feature_names has a name of")

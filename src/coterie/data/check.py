@@ -16,7 +16,7 @@ from coterie.data.gather import batch_rows
 from coterie.data.roles import Roles, assign_roles
 from coterie.data.scan import ColumnFacts, Scan, guess_task
 from coterie.data.schema import Missing, Task
-from coterie.data.sources import listed, open_source
+from coterie.data.sources import known_types, listed, open_source
 from coterie.data.values import in_order, is_text, named, numbers, plain
 from coterie.errors import DataError
 
@@ -152,8 +152,9 @@ def check(
             task=task,
         )
         look = _Look(roles)
-        for batch, spelled in source.batches(roles.used, rows=batch_rows(len(roles.used))):
-            look.add(batch, spelled=spelled)
+        with known_types(source):
+            for batch, spelled in source.batches(roles.used, rows=batch_rows(len(roles.used))):
+                look.add(batch, spelled=spelled)
     except DataError as error:
         problem = Problem(severity="error", sentence=error.message, hint=error.hint)
         return Findings(path=str(path), problems=(problem,))

@@ -5,9 +5,10 @@ import math
 from collections.abc import Iterator
 
 from coterie.data.roles import Roles
-from coterie.data.scan import MAX_CLASSES, MAX_LEVELS, ColumnFacts, Scan, guess_task
+from coterie.data.scan import ColumnFacts, Scan, guess_task
 from coterie.data.schema import Schema, Task
 from coterie.errors import DataError
+from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_FEATURES, MOST_LEVELS
 
 __all__ = ["counted", "faults"]
 
@@ -39,6 +40,8 @@ def faults(scan: Scan, *, largest: float = math.inf, known: Schema | None = None
         elif name not in roles.categorical:
             yield from _misfits(name, facts, largest)
     yield from _missing_faults(scan)
+    if known is None:
+        yield from _width_faults(scan)
     if roles.target is not None and scan.target is not None:
         yield from _target_faults(roles, roles.target, scan.target, largest, new=known is None)
 
@@ -66,11 +69,23 @@ def _feature_faults(name: str, facts: ColumnFacts, categorical: bool, largest: f
     elif (categorical or facts.kind == "text") and facts.levels is None:
         such = f", such as '{facts.example[:40]}'" if facts.example else ""
         yield DataError(
-            f"column '{name}' has more than {MAX_LEVELS} different levels{such}",
+            f"column '{name}' has more than {MOST_LEVELS} different levels{such}",
             f"{away}; if it should be numeric, correct the cells that are not numbers",
         )
     if facts.kind == "number":
         yield from _range_faults(f"column '{name}'", facts, largest, f"correct the cells, or {away}")
+
+
+def _width_faults(scan: Scan) -> Iterator[DataError]:
+    """Refuse rows that become too many numbers, once categories are indicators."""
+    indicators = (facts.kind == "text" or name in scan.roles.categorical for name, facts in scan.features.items())
+    levels = (len(facts.levels or ()) for facts in scan.features.values())
+    wide = sum(n if several else 1 for several, n in zip(indicators, levels, strict=True))
+    if wide > MOST_FEATURES:
+        yield DataError(
+            f"a row becomes {wide:,} numbers, with one for every category; the limit is {MOST_FEATURES:,}",
+            "leave columns with many categories out with --exclude COLUMN",
+        )
 
 
 def _misfits(name: str, facts: ColumnFacts, largest: float) -> Iterator[DataError]:
@@ -91,9 +106,12 @@ def _held(facts: ColumnFacts) -> str:
 def _range_faults(what: str, facts: ColumnFacts, largest: float, hint: str) -> Iterator[DataError]:
     if facts.infinite:
         yield DataError(f"{what} has {counted(facts.infinite, 'infinite value')}", hint)
-    reach = max(-facts.low, facts.high)
-    if facts.finite and reach > largest:
-        yield DataError(f"{what} has values up to {reach:.3g}, too large for the precision asked for", hint)
+    limit = min(largest, LARGEST_NUMBER)
+    if facts.finite and facts.reach > limit:
+        whose = f" of client '{facts.whose}'" if facts.whose else ""
+        yield DataError(
+            f"{what} has a number{whose} that is too large: {facts.reach:.3g}; the limit is {limit:.3g}", hint
+        )
 
 
 def _missing_faults(scan: Scan) -> Iterator[DataError]:
@@ -129,6 +147,6 @@ def _useless_target(what: str, task: Task, facts: ColumnFacts) -> Iterator[DataE
         if facts.finite and facts.low == facts.high:
             yield DataError(f"{what} is {facts.low:g} in every row, so there is nothing to predict", _ELSEWHERE)
     elif facts.levels is None:
-        yield DataError(f"{what} has more than {MAX_CLASSES} classes", f"--task regression, or {_ELSEWHERE}")
+        yield DataError(f"{what} has more than {MOST_CLASSES} classes", f"--task regression, or {_ELSEWHERE}")
     elif len(facts.levels) == 1:
         yield DataError(f"{what} has only one class, '{next(iter(facts.levels))}'", _ELSEWHERE)

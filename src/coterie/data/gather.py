@@ -15,7 +15,7 @@ from coterie.data.ragged import DiskRows, Layout, Ragged
 from coterie.data.roles import Roles
 from coterie.data.scan import Scan
 from coterie.data.schema import Schema
-from coterie.data.sources import Source
+from coterie.data.sources import Source, known_types
 from coterie.data.values import coded
 from coterie.errors import DataError
 
@@ -29,8 +29,9 @@ _MAPPED_ROWS = 1 << 11  # rows written through one mapping: scattered, each may 
 def scanned(source: Source, roles: Roles) -> Scan:
     """Go over all rows once."""
     scan = Scan(roles)
-    for batch, spelled in source.batches(roles.used, rows=batch_rows(len(roles.used))):
-        scan.add(batch, spelled=spelled)
+    with known_types(source):
+        for batch, spelled in source.batches(roles.used, rows=batch_rows(len(roles.used))):
+            scan.add(batch, spelled=spelled)
     return scan
 
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 from coterie.data.roles import Roles
 from coterie.data.schema import Column, Schema, Task
 from coterie.data.values import MISSING, in_order, is_date, is_missing, is_text, name_of, named, numbers, plain
+from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_LEVELS
 
-__all__ = ["AUTO_CLASSES", "MAX_CLASSES", "MAX_LEVELS", "ColumnFacts", "Scan", "described", "guess_task"]
+__all__ = ["AUTO_CLASSES", "ColumnFacts", "Scan", "described", "guess_task"]
 
-MAX_LEVELS = 100
-MAX_CLASSES = 1000
 AUTO_CLASSES = 10  # whole numbers with at most so many different values are taken for classes
 
 Kind = Literal["number", "truth", "text", "date", "other"]
@@ -29,13 +28,14 @@ class ColumnFacts:
         Different values to remember; with more, none are.
     """
 
-    def __init__(self, most_levels: int = MAX_LEVELS) -> None:
+    def __init__(self, most_levels: int = MOST_LEVELS) -> None:
         self.missing = self.infinite = self.finite = 0
         self.kinds: set[Kind] = set()
         self.stored = ""  # the Arrow type
         self.levels: dict[str, int] | None = {}  # name -> rows
         self.example = ""  # a text, to show why the column is no column of numbers
         self.low, self.high, self.mean, self.squares = math.inf, -math.inf, 0.0, 0.0
+        self.whose = ""  # the client that has a number beyond the limit
         self.whole = True
         self._most = most_levels
 
@@ -50,6 +50,11 @@ class ColumnFacts:
     def constant(self) -> bool:
         """Whether all values are the same."""
         return self.low == self.high if self.kind == "number" else self.levels is not None and len(self.levels) == 1
+
+    @property
+    def reach(self) -> float:
+        """The size of the largest finite number."""
+        return max(-self.low, self.high)
 
     @property
     def std(self) -> float:
@@ -139,7 +144,7 @@ class Scan:
         self.counts = np.zeros(0, dtype=np.int64)
         self.rows = self.dropped_rows = self.nameless = 0
         self.features = {name: ColumnFacts() for name in roles.features}
-        self.target = None if roles.target is None else ColumnFacts(MAX_CLASSES)
+        self.target = None if roles.target is None else ColumnFacts(MOST_CLASSES)
 
     def add(self, batch: pa.RecordBatch, *, spelled: bool) -> np.ndarray:
         """Take in a batch; return the client number of every row, `MISSING` where it has none."""
@@ -147,11 +152,21 @@ class Scan:
         self.dropped_rows += batch.num_rows - kept.num_rows
         self.rows += kept.num_rows
         owner = self._number(kept.column(self.roles.client))
-        for name, facts in self.features.items():
+        columns = dict(self.features)
+        if self.target is not None and self.roles.target is not None:
+            columns[self.roles.target] = self.target
+        for name, facts in columns.items():
             facts.add(kept.column(name), spelled=spelled)
-        if self.target is not None:
-            self.target.add(kept.column(self.roles.target), spelled=spelled)
+            if facts.reach > LARGEST_NUMBER and not facts.whose:
+                facts.whose = self._owner_of_largest(kept.column(name), owner)
         return owner
+
+    def _owner_of_largest(self, values: pa.Array, owner: np.ndarray) -> str:
+        """Who has the number that is too large; nobody's name if the row has none."""
+        found = numbers(values)
+        sizes = np.zeros(len(owner)) if found is None else np.nan_to_num(np.abs(found), nan=0.0, posinf=0.0)
+        place = int(owner[sizes.argmax()])
+        return next((name for name, number in self.clients.items() if number == place), "")
 
     def _number(self, values: pa.Array) -> np.ndarray:
         names, which = named(values)

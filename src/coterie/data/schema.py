@@ -2,19 +2,21 @@
 """Which columns a table has, and how its rows become numbers: all that a later file needs to be read the same way."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from coterie.data.values import MISSING, UNKNOWN, coded, in_order, name_of, numbers, plain
 from coterie.errors import DataError
+from coterie.limits import MOST_FEATURES, MOST_NAME
 
 __all__ = ["Column", "Missing", "Schema", "Task", "disagreement", "joined"]
 
 Task = Literal["regression", "classification", "none"]
 Missing = Literal["error", "mean", "drop"]
+_Name = Annotated[str, Field(max_length=MOST_NAME)]
 
 
 class Column(BaseModel):
@@ -32,9 +34,9 @@ class Column(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    name: str
+    name: _Name
     kind: Literal["numeric", "categorical"] = "numeric"
-    levels: tuple[str, ...] = ()
+    levels: Annotated[tuple[_Name, ...], Field(max_length=MOST_FEATURES)] = ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -63,11 +65,11 @@ class Schema(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    client: str
-    target: str | None = None
-    columns: tuple[Column, ...]
+    client: _Name
+    target: _Name | None = None
+    columns: Annotated[tuple[Column, ...], Field(max_length=MOST_FEATURES)]
     task: Task = "none"
-    classes: tuple[str, ...] = ()
+    classes: Annotated[tuple[_Name, ...], Field(max_length=MOST_FEATURES)] = ()
     missing: Missing = "error"
 
     @property

@@ -19,10 +19,10 @@ from coterie.data.draws import First, Fold, Rule, Share
 from coterie.data.moments import Moments, spectrum
 from coterie.data.schema import Column, Missing, Schema
 from coterie.errors import DataError
+from coterie.limits import MOST_NAME, MOST_SITE_BYTES, MOST_SITE_NUMBERS
 
 __all__ = ["MOST_NUMBERS", "Drawn", "Site", "read_site"]
 
-_MOST_BYTES = 256 << 20  # of a file
 MOST_NUMBERS = 1000  # in a row
 _LARGEST = 1e100
 _AGAIN = "write it again with `coterie summarise`, of the same version"
@@ -42,6 +42,7 @@ _ABOUT = {
 
 
 _T = TypeVar("_T")
+_Name = Annotated[str, Field(max_length=MOST_NAME)]
 _List = Annotated[list[_T], FailFast()]  # the first fault is enough: a file may have millions
 
 
@@ -80,7 +81,7 @@ class _Part(_Model):
 
 
 class _Client(_Model):
-    client: str = Field(min_length=1, max_length=1000)
+    client: str = Field(min_length=1, max_length=MOST_NAME)
     folds: _List[_Part]
     test: _List[_Part]
     validation: _List[_Part]
@@ -89,14 +90,14 @@ class _Client(_Model):
 
 
 class _Column(_Model):
-    name: str
-    levels: _List[str] = Field(default_factory=list)  # of a categorical column
+    name: _Name
+    levels: _List[_Name] = Field(default_factory=list)  # of a categorical column
 
 
 class _Rows(_Model):
-    client: str
-    target: str
-    features: _List[_Column] = Field(min_length=1)
+    client: _Name
+    target: _Name
+    features: _List[_Column] = Field(min_length=1, max_length=MOST_NUMBERS)
     missing: Missing
 
 
@@ -109,7 +110,7 @@ class _File(_Model):
     format: Literal["coterie site summary"]
     version: Literal[1]
     columns: _Rows
-    numbers: _List[str]
+    numbers: _List[str] = Field(max_length=MOST_NUMBERS)
     drawn: Drawn
     digits: int | None = Field(None, ge=1, le=17)
     left_out: _LeftOut
@@ -246,11 +247,17 @@ def read_site(path: Path) -> Site:
 
 def _parsed(path: Path) -> _File:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"'{path}' is larger than {_MOST_BYTES >> 20} MB", "no site summary is as large as that")
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_SITE_BYTES + 1)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}", "check the path, and its permissions") from None
+    if len(content) > MOST_SITE_BYTES:
+        raise DataError(f"'{path}' is larger than {MOST_SITE_BYTES >> 20} MB", "no site summary is as large as that")
+    if content.count(b",") + content.count(b"[") > MOST_SITE_NUMBERS:
+        raise DataError(
+            f"'{path}' has more than {MOST_SITE_NUMBERS:,} numbers",
+            "summarise fewer clients, or fewer columns, in a file",
+        )
     try:
         return _File.model_validate_json(content)
     except ValidationError as error:

@@ -14,16 +14,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet
 
+from coterie.data.parquet import check_header, check_texts, columns_of, rows_of
 from coterie.errors import DataError
+from coterie.limits import MOST_COLUMNS, MOST_LINE_BYTES
 
-__all__ = ["Source", "is_table", "listed", "open_source", "similar"]
+__all__ = ["Source", "is_table", "known_types", "listed", "open_source", "similar"]
 
 _PARQUET = (".parquet", ".pq")
 _DELIMITERS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 _KNOWN = (*_PARQUET, *_DELIMITERS)
-_BLOCK = 4 << 20  # bytes of CSV in a batch; a single line may not be longer
+_BLOCK = MOST_LINE_BYTES  # bytes of CSV in a batch: a single line may not be longer
+_END_OF_LINE = re.compile(rb"[\r\n]")
 _RAGGED = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 
 
@@ -86,6 +88,17 @@ def open_source(path: str | Path, client: str | None) -> Source:
         return Source(path, files, columns, client, by_file=False)
     _one_file_each(path, files)
     return Source(path, files, (*columns, client), client, by_file=True)
+
+
+@contextmanager
+def known_types(source: Source) -> Iterator[None]:
+    """Refuse columns of types that Arrow stores, and does nothing else with."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(
+            f"'{source.path}' has a column of a type that cannot be read", "turn it into numbers or text first"
+        ) from error
 
 
 def similar(name: str, columns: Sequence[str]) -> str:
@@ -155,10 +168,12 @@ def _columns(file: Path) -> tuple[str, ...]:
         if file.stat().st_size == 0:
             raise DataError(f"file '{file}' is empty", "it needs a line of column names and at least one row")
         if suffix in _PARQUET:
-            names = pa.parquet.read_schema(file).names
+            names = columns_of(file)
         else:
+            _check_width(file)
             with _open_csv(file, None) as reader:
                 names = reader.schema.names
+            check_header(file, names)
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times > 1:
         raise DataError(f"file '{file}' has {times} columns with the name '{name}'", "give every column its own name")
@@ -168,12 +183,27 @@ def _columns(file: Path) -> tuple[str, ...]:
 def _stream(file: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
     with _readable(file):
         if _suffix(file) in _PARQUET:
-            # Without a buffer size a whole row group is read at once, and a file may be a single row group.
-            with pa.parquet.ParquetFile(file, buffer_size=1 << 18, pre_buffer=False) as reader:
-                yield from reader.iter_batches(batch_size=rows, columns=columns)
+            yield from rows_of(file, columns, rows)
         else:
             with _open_csv(file, columns) as reader:
-                yield from reader
+                for batch in reader:
+                    check_texts(batch, file)
+                    yield batch
+
+
+def _check_width(file: Path) -> None:
+    """Refuse a header with too many columns before Arrow makes room for them."""
+    delimiter = _DELIMITERS[_suffix(file) or ".csv"].encode()
+    with pa.input_stream(file, compression="detect") as stream:
+        begin: bytes = stream.read(_BLOCK)
+    found = 0
+    for part in begin.split(b'"', 2 * MOST_COLUMNS + 2)[::2]:  # every other one is within quotes
+        line = _END_OF_LINE.split(part, 1)
+        found += line[0].count(delimiter)
+        if len(line) > 1:
+            break
+    if found >= MOST_COLUMNS:
+        raise DataError(f"file '{file}' has {found + 1:,} columns; the limit is {MOST_COLUMNS:,}", "leave columns out")
 
 
 def _open_csv(file: Path, columns: list[str] | None) -> pa.csv.CSVStreamingReader:
@@ -194,7 +224,7 @@ def _readable(file: Path) -> Iterator[None]:
     """Say in one sentence what is wrong with a file."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise _complaint(file, error) from error
 
 
@@ -211,7 +241,7 @@ def _complaint(file: Path, error: Exception) -> DataError:
             f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
             "give every line as many cells as the header, and quote cells that contain the separator",
         )
-    if "UTF8" in text:
+    if "UTF8" in text or isinstance(error, UnicodeError):
         return DataError(f"file '{file}' has text that is not UTF-8", "save it as UTF-8")
     if "straddl" in text:
         return DataError(f"file '{file}' has a line longer than {_BLOCK >> 20} MB", "look for a missing closing quote")

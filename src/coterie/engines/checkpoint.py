@@ -6,17 +6,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from coterie.documents import parsed
 from coterie.errors import RunError
+from coterie.limits import MOST_STATE_VALUES
 
 __all__ = ["from_record", "load_tensors", "replace_file", "save_tensors", "to_record"]
 
 T = TypeVar("T")
+_AGAIN = "start the run again with `coterie fit`"
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -40,13 +43,20 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads((file.metadata() or {})["coterie"])
+            said = parsed(
+                (file.metadata() or {})["coterie"],
+                f"the checkpoint {path}",
+                _AGAIN,
+                most=MOST_STATE_VALUES,
+                finite=False,
+            )
     except FileNotFoundError:
-        raise RunError(f"there is no checkpoint at {path}", "start the run again with `coterie fit`") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise RunError(
-            f"the checkpoint {path} cannot be read: {error}", "start the run again with `coterie fit`"
-        ) from None
+        raise RunError(f"there is no checkpoint at {path}", _AGAIN) from None
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise RunError(f"the checkpoint {path} cannot be read: {error}", _AGAIN) from None
+    if not isinstance(said, dict):
+        raise RunError(f"the checkpoint {path} cannot be read: it does not say what it holds", _AGAIN)
+    return tensors, said
 
 
 def to_record(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -74,8 +84,28 @@ def from_record(kind: type[T], tensors: Mapping[str, Tensor], rest: Mapping[str,
                 own = {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
                 (inner,) = get_args(kind)
                 values[name] = from_record(inner, own, value)
+        hints = _hints(get_origin(kind) or kind)
+        if odd := [name for name, value in values.items() if not _fits(value, hints.get(name))]:
+            raise TypeError(f"'{odd[0]}' is of another type")
         return kind(**values)
     except (TypeError, ValueError) as error:
         raise RunError(
             f"the checkpoint holds another kind of state: {error}", "continue with the options that it was begun with"
         ) from None
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a state's fields, as far as their names mean something here."""
+    try:
+        return get_type_hints(kind)
+    except NameError:  # of a class within a function
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a field may have a value, as far as that can be told: tensors are tensors, and numbers numbers."""
+    if hint is Tensor or isinstance(value, Tensor):
+        return isinstance(value, Tensor) and (hint is Tensor or Tensor in get_args(hint))
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return hint is not bool or isinstance(value, bool)

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import AllowInfNan, ConfigDict, Field
 from torch import Tensor
 
+from coterie.documents import FirstFault, Said, checked
 from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, to_record
 from coterie.engines.worker import Answer
 from coterie.errors import RunError
@@ -22,6 +24,8 @@ from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 __all__ = [
     "Engine", "Finished", "Group", "Job", "Program", "Request", "Response", "Round", "Traffic", "drive_all", "finish",
 ]  # fmt: skip
+
+_OTHERWISE = "continue with the options that it was begun with"
 
 Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
 Group = tuple[Mapping[int, Ask], Participants]  # slot -> its ask, and the clients that it is put to
@@ -230,6 +234,39 @@ def _take_on(steps: "Sequence[_Steps]", got: Mapping[int, Any], waiting: dict[in
 _Steps = Generator[list[Group], list[Response], None]
 
 
+class _Round(Said):
+    """As much as anybody can check of a `Round`."""
+
+    run: Annotated[int, Field(ge=0)]
+    round: Annotated[int, Field(ge=0)]
+    seconds: float
+    participants: Annotated[int, Field(ge=0)]
+    bytes_up: Annotated[int, Field(ge=0)]
+    bytes_down: Annotated[int, Field(ge=0)]
+    info: dict[str, Any] = Field(default_factory=dict)
+    time: Annotated[float, AllowInfNan(True)] = 0.0
+    messages: Annotated[int, Field(ge=0)] = 0
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Sent(Said):
+    messages: Annotated[int, Field(ge=0)] = 0
+    bytes_up: Annotated[int, Field(ge=0)] = 0
+    bytes_down: Annotated[int, Field(ge=0)] = 0
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Document(Said):
+    """What a checkpoint says beside its tensors."""
+
+    barrier: Annotated[int, Field(ge=0)]
+    states: list[dict[str, Any] | None]
+    rounds: Annotated[list[_Round], FirstFault()]
+    traffic: _Sent = _Sent()
+
+
 class _Drive:
     """A job on its way: the generators, where each is, and what has happened."""
 
@@ -261,18 +298,21 @@ class _Drive:
 
     def restore(self, path: Path, state_type: type | Sequence[type]) -> None:
         tensors, document = load_tensors(path)
+        checked(_Document, document, f"the checkpoint {path}", _OTHERWISE)
         kinds = isinstance(state_type, Sequence)  # of programs that differ, later ones may not have been begun
         types: list[Any] = list(state_type) if isinstance(state_type, Sequence) else [state_type] * len(self.programs)
         begun = len(document["states"])
         if begun > len(types) or (begun < len(types) and not kinds):
             raise RunError(
                 f"the checkpoint {path} has {len(document['states'])} runs and {len(self.programs)} are asked for",
-                "continue with the options that it was begun with",
+                _OTHERWISE,
             )
         self.barrier = document["barrier"]
         self.traffic = Traffic(**document.get("traffic", {}))
         self.rounds = [Round(**record) for record in document["rounds"]]
         for done in self.rounds:
+            if done.run >= len(self.times):
+                raise RunError(f"the checkpoint {path} has a round of run {done.run}, which there is not", _OTHERWISE)
             self.times[done.run] = done.time
         for run, rest in enumerate(document["states"]):
             if rest is not None:

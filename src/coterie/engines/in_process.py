@@ -11,6 +11,7 @@ from torch import Tensor
 from coterie.data.ragged import BLOCK_BYTES, Ragged
 from coterie.engines.drive import Finished, Group, Job, Program, Request, Response, Round, drive_all, finish
 from coterie.engines.worker import Worker
+from coterie.errors import RunError
 from coterie.participation import Clock, Everyone, Participants, Participation
 from coterie.protocol import Ask, Replies, Tensors
 from coterie.threads import for_work
@@ -151,5 +152,7 @@ class InProcess:
     def restore(self, tensors: Tensors, rest: Any) -> None:
         """Take up private state."""
         for name, value in tensors.items():
-            _, number, field_name = name.split("/", 2)
+            _, number, field_name = (*name.split("/", 2), "", "")[:3]
+            if not number.isdecimal():
+                raise RunError(f"the checkpoint has private state '{name}', which no run has", "start the run again")
             self.worker.private.setdefault(int(number), {})[field_name] = value

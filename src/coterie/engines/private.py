@@ -4,13 +4,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from coterie.documents import Said, checked
 from coterie.engines.checkpoint import load_tensors
 from coterie.errors import RunError
+from coterie.limits import MOST_NAME
 from coterie.protocol import Ask, Block, Stack, Tensors
 
 __all__ = ["RemoteState", "kept_on_node", "reveal", "reveal_ask"]
@@ -47,6 +50,27 @@ class RemoteState:
         return {"run": self.run, "field": name, "nodes": nodes}
 
 
+_Part = Annotated[str, Field(max_length=MOST_NAME, pattern=r"^[^/\\\x00]+$")]  # of a path: no way out of the folder
+
+
+class _Kept(Said):
+    store: _Part
+    number: Annotated[int, Field(ge=0)]
+    clients: list[Annotated[str, Field(max_length=MOST_NAME)]]
+
+
+class _Record(Said):
+    run: _Part
+    field: Annotated[str, Field(max_length=MOST_NAME)]
+    nodes: dict[_Part, _Kept]
+
+    @model_validator(mode="after")
+    def _stays_inside(self) -> Self:
+        if {".", ".."} & {self.run, *self.nodes, *(kept.store for kept in self.nodes.values())}:
+            raise ValueError("a name leads out of the state folder")
+        return self
+
+
 def kept_on_node(state: Path, said: Mapping[str, Any]) -> tuple[list[str], Tensor]:
     """Read, at a node, what its clients keep of a run.  -> names, [m, ...]
 
@@ -58,12 +82,18 @@ def kept_on_node(state: Path, said: Mapping[str, Any]) -> tuple[list[str], Tenso
         What `RemoteState.record` says in the run folder.
     """
     names, parts = list[str](), list[Tensor]()
-    for node, kept in said["nodes"].items():
-        path = state / node / said["run"] / kept["store"].replace(" ", "-") / f"{kept['number']}.safetensors"
+    record = checked(_Record, said, "what the run says of its nodes", "copy the whole folder of the run again")
+    for node, kept in record.nodes.items():
+        path = state / node / record.run / kept.store.replace(" ", "-") / f"{kept.number}.safetensors"
         if path.exists():
             tensors, _ = load_tensors(path)
-            names += kept["clients"]
-            parts.append(tensors[f"0/{said['field']}"])
+            own = tensors.get(f"0/{record.field}")
+            if own is None or own.ndim != 2 or len(own) != len(kept.clients):
+                raise RunError(f"{path} does not hold what the clients of this run keep", "check the state folder")
+            names += kept.clients
+            parts.append(own)
+    if len({part.shape[1] for part in parts}) > 1 or len(set(names)) < len(names):
+        raise RunError(f"{state} keeps parts that do not go together", "check the state folder")
     if not parts:
         raise RunError(
             f"{state} keeps nothing of this run", "name the folder that `state` names in this node's configuration"

@@ -8,20 +8,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
 from coterie.algorithms.preparation import Scaling
 from coterie.data.schema import Schema
-from coterie.engines.checkpoint import load_tensors, save_tensors
+from coterie.documents import Said
+from coterie.engines.checkpoint import save_tensors
 from coterie.errors import RunError
 from coterie.evaluate import Placed
 from coterie.local.monomials import monomial_names
 from coterie.methods.base import Fitted
 from coterie.methods.run_tables import rounds_table
-from coterie.methods.stored import describe, model_from, named_parameters, scaling_from, scaling_record
+from coterie.methods.stored import Stored, StoredWords, describe, named_parameters, scaling_record
 from coterie.models import Dense, Model
+from coterie.report.run_folder import checked_table
 
 __all__ = ["ClusterModels", "Descended"]
 
@@ -99,12 +100,14 @@ class ClusterModels:
         cls, folder: Path, document: Mapping[str, Any], module: nn.Module | Model | None
     ) -> tuple["ClusterModels", Schema]:
         """Read what `save` wrote, and where clients belong from the table of clients."""
-        tensors, said = load_tensors(folder / _MODELS)
-        model, theta = model_from(said["model"], module), tensors["theta"]
+        stored = Stored(folder / _MODELS)
+        said = stored.words(StoredWords)
+        model = stored.model(said, module)
+        theta = stored.tensor("theta", None, model.n_parameters, dtype=model.dtype)
         names, placed = _read_clients(folder / "clients.parquet", len(theta))
-        descended = _read_descended(folder, names) if document["method"] == "moment-descent" else None
-        found = cls(model, scaling_from(tensors, said), theta, names, placed, descended)
-        return found, Schema.model_validate(said["schema"])
+        descended = _read_descended(folder, names, model) if document["method"] == "moment-descent" else None
+        found = cls(model, stored.scaling(said.schema_, said.degree), theta, names, placed, descended)
+        return found, said.schema_
 
     def results(self, fitted: Fitted) -> dict[str, Any]:
         """What the run's document says of the models."""
@@ -172,21 +175,48 @@ def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_clients(path: Path, n_clusters: int) -> tuple[np.ndarray, Placed]:
-    columns = ["client", "label", "margin", "margin_error", "rows_train"]
-    try:
-        table = pq.read_table(path, columns=columns)
-    except (OSError, pa.ArrowException):
-        raise RunError(f"{path} cannot be read", "start the run again with `coterie fit`") from None
-    label, margin, error, rows = (torch.from_numpy(table[name].to_numpy().copy()) for name in columns[1:])
+    columns = ("client", "label", "margin", "margin_error", "rows_train")
+    table = checked_table(path)
+    if table is None or (missing := [name for name in columns if name not in table.column_names]):
+        lacks = "does not exist" if table is None else f"has no column '{missing[0]}'"
+        raise RunError(f"'{path}' {lacks}", "start the run again with `coterie fit`")
+    label, rows = (
+        table[name].cast(pa.int64(), safe=False).fill_null(-1).to_numpy() for name in ("label", "rows_train")
+    )
+    if len(label) and not (label.min() >= 0 and label.max() < n_clusters):
+        raise RunError(f"'{path}' has clients of clusters that are not among the {n_clusters}", "start the run again")
+    margin, error = (table[name].cast(pa.float64(), safe=False).to_numpy() for name in ("margin", "margin_error"))
     unknown = torch.full((len(label), n_clusters), torch.nan, dtype=torch.float64)
-    return np.asarray(table["client"].to_pylist(), dtype=str), Placed(label, unknown, margin, error, rows)
+    parts = (torch.from_numpy(values.copy()) for values in (label, margin, error, rows))
+    first, *others = parts
+    names = table["client"].to_pylist()
+    if None in names or len(set(names)) < len(names):
+        raise RunError(f"'{path}' has clients without a name, or with the same", "start the run again")
+    return np.asarray(names, dtype=str), Placed(first, unknown, *others)
 
 
-def _read_descended(folder: Path, names: np.ndarray) -> Descended | None:
+class _Info(Said):
+    spectrum: list[float] | None = None
+
+
+class _Round(Said):
+    info: _Info
+
+
+class _State(Said):
+    rounds: list[_Round]
+
+
+def _read_descended(folder: Path, names: np.ndarray, model: Model) -> Descended | None:
     """What Phase 1 left in the last checkpoint; who was given only the models has none."""
     if not (folder / _STATE).exists():
         return None
-    tensors, said = load_tensors(folder / _STATE)
-    spectra = [r["info"]["spectrum"] for r in said["rounds"] if "spectrum" in r["info"]]
+    stored = Stored(folder / _STATE)
+    spectra = [one.info.spectrum for one in stored.words(_State).rounds if one.info.spectrum]
     spectrum = torch.tensor(spectra[-1] if spectra else [], dtype=torch.float64)
-    return Descended(names[tensors["state/0/anchors"].numpy()], tensors["state/0/local"], spectrum)
+    anchors = stored.tensor("state/0/anchors", None, dtype=torch.int64)
+    if not (anchors.min() >= 0 and anchors.max() < len(names)):
+        raise RunError(
+            f"{folder / _STATE} has anchors that are not among the {len(names)} clients", "start the run again"
+        )
+    return Descended(names[anchors.numpy()], stored.tensor("state/0/local", len(anchors), model.n_parameters), spectrum)

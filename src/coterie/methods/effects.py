@@ -6,23 +6,26 @@ Here it is fitted to all training rows, kept, and used for clients that come lat
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.random_effects import Prior, adapt_effects_ask, as_dense
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
-from coterie.errors import ConfigError, DataError
+from coterie.errors import ConfigError, DataError, RunError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_with_baselines
 from coterie.methods.linear.fitting import prior_phase
 from coterie.methods.linear.structures import Setting
 from coterie.methods.measuring import Entry
-from coterie.methods.personal.model import Personal
+from coterie.methods.personal.model import Personal, PersonalWords
 from coterie.methods.personal.scores import spread
 from coterie.methods.session import Prepared, Session, model_for, prepare
+from coterie.methods.stored import Stored
 from coterie.models import Dense, Model
 from coterie.protocol import Ask
 
@@ -69,16 +72,30 @@ class FromPrior:
         return adapt_effects_ask(self.prior, _problem(self.model), self.model)
 
 
+class EffectWords(PersonalWords):
+    """What linear models of clients' own say of themselves."""
+
+    structure: Literal["local", "shrunk", "representation"]
+    setting: Annotated[dict[str, float | int | str], Field(min_length=1, max_length=1)]
+
+
 @dataclass(frozen=True)
 class EffectModels(Personal):
     """Linear models of clients' own, each drawn from one prior."""
 
+    words: ClassVar[type[PersonalWords]] = EffectWords
+
     @staticmethod
-    def read_fit(model: Model, common: dict[str, Tensor], said: dict[str, Any]) -> FromPrior:
+    def read_fit(model: Model, common: Stored, said: Any, length: int) -> FromPrior:
         """Read how a client that has no model gets one."""
-        assert isinstance(model, Dense)
-        prior = Prior(*(common[f"prior/{name}"] for name in _PRIOR))
-        return FromPrior(said["structure"], said["setting"], prior, model)
+        if not isinstance(model, Dense) or not model.is_linear or not model.intercept:
+            raise RunError(f"{common.path} has a prior of a model that is not linear", "start the run again")
+        p = _problem(model).n_parameters
+        root = common.tensor("prior/root", 1, 1, p, None, dtype=torch.float64)
+        mean, noise = (
+            common.tensor(f"prior/{n}", 1, 1, *s, dtype=torch.float64) for n, s in (("mean", (p,)), ("noise", ()))
+        )
+        return FromPrior(said.structure, said.setting, Prior(mean, root, noise), model)
 
     def results(self, fitted: Fitted) -> dict[str, Any]:
         """What the run's document says of the models."""

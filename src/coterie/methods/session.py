@@ -4,6 +4,7 @@
 A fit that was killed is continued by doing all phases again: those that had ended are only read.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -25,6 +26,7 @@ from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Finished, Job, Program, Request, Round, Traffic
 from coterie.engines.engine_for import AnyEngine, engine_for
 from coterie.errors import ConfigError
+from coterie.limits import MOST_PARAMETERS
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
 from coterie.models import Dense, Model, Network
@@ -345,6 +347,14 @@ def model_for(clients: Clients, options: FitOptions, module: nn.Module | Model |
             "lower model.degree, or leave columns out with --exclude",
         )
     sizes = (inputs, *o.hidden, 1 if regression else len(clients.schema.classes))
+    numbers = sum((a + 1) * b for a, b in itertools.pairwise(sizes))
+    several = (options.n_clusters or 1) * options.clusters.n_init
+    if numbers * several > MOST_PARAMETERS:
+        raise ConfigError(
+            f"{several:,} models of {numbers:,} numbers are more than can be trained side by side; the limit is "
+            f"{MOST_PARAMETERS:,} numbers",
+            "ask for smaller layers, fewer clusters or fewer starts",
+        )
     dtype = torch.float32 if o.hidden else torch.float64
     return Dense(sizes, "squared" if regression else "cross_entropy", o.intercept, o.l2, dtype)
 

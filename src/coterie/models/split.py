@@ -75,6 +75,12 @@ class Split:
     shared: tuple[str, ...]
     order: tuple[tuple[bool, int, int], ...]
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Numbers of the shared and of the personal part: Q and P - Q."""
+        shared, personal = (sum(b - a for own, a, b in self.order if own == side) for side in (False, True))
+        return shared, personal
+
     def moving(self, part: Part) -> frozenset[str]:
         """Names of the parameters that move when this part is trained."""
         chosen = {"personal": self.personal, "shared": self.shared, "both": self.personal + self.shared}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report page of a comparison: the answer, the table with intervals, gains by client, groups and their models."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.documents import checked, read_json
 from coterie.errors import RunError
 from coterie.registry import METHODS
 from coterie.report import figures, tables
@@ -17,10 +17,11 @@ from coterie.report.intervals import intervals
 from coterie.report.numbers import NONE, count, decimals_for, fixed, human_seconds, percent_ticks
 from coterie.report.page import page, write_page
 from coterie.report.plots import Line, line_chart
+from coterie.report.run_document import ComparisonDocument
 from coterie.report.run_folder import Metric, Run, number, read_table
 from coterie.report.summary import Fact, started
 
-__all__ = ["is_comparison", "write_comparison_report"]
+__all__ = ["is_comparison", "read_comparison", "render_comparison", "write_comparison_report"]
 
 _HIDDEN = ("score_", "map_")
 _NATS = "nats per held-out row"
@@ -51,23 +52,38 @@ def write_comparison_report(folder: Path, *, name: str | None = None) -> Path:
     name : str, optional
         What the folder is called on the page, when it is about to be renamed.
     """
-    run = _read(folder, name)
-    return write_page(folder, page("comparison.html.j2", **_context(run)))
+    return write_page(folder, render_comparison(folder, name=name))
+
+
+def render_comparison(folder: Path, *, name: str | None = None) -> str:
+    """Lay a comparison out as HTML."""
+    return page("comparison.html.j2", **_context(_read(folder, name)))
+
+
+def read_comparison(folder: Path) -> dict[str, Any]:
+    """Read `compare.json`.
+
+    Raises
+    ------
+    RunError
+        There is none, it cannot be read, or it is no comparison's.
+    """
+    path, way_out = folder / "compare.json", "give the folder that `coterie compare --out` wrote"
+    try:
+        said: dict[str, Any] = read_json(path, "compare again with another --out")
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(f"{folder} is not a comparison: it has no compare.json", way_out) from None
+    if not isinstance(said, dict) or not {"chosen", "rows", "answer"} <= said.keys():
+        raise RunError(f"'{path}' is not the document of a comparison", way_out)
+    checked(ComparisonDocument, said, f"'{path}'", "compare again with another --out")
+    return said
 
 
 def _read(folder: Path, name: str | None) -> Run:
     """Read a comparison as the run that the parts of the report know."""
-    path = folder / "compare.json"
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise RunError(f"'{path}' cannot be read", "compare again with another --out") from None
-    if not isinstance(said, dict) or not {"chosen", "rows", "answer"} <= said.keys():
-        raise RunError(
-            f"'{path}' is not the document of a comparison", "give the folder that `coterie compare --out` wrote"
-        )
+    said = read_comparison(folder)
     groups, metric = said.get("grouping") or {}, str(said.get("metric"))
-    data = {**said.get("data", {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
+    data = {**(said.get("data") or {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
     results = {"n_clusters": len(groups.get("sizes") or []), "profiles": _profiles(groups)}
     clients = _as_in_runs(read_table(folder / "clients.parquet"), str(said["chosen"]))
     if said.get("task") == "none":
@@ -160,7 +176,7 @@ def _row(run: Run, one: Mapping[str, Any]) -> Row:
     ]
     if _any(run.info["rows"], "new_metric"):
         cells.append(_error(run.metric, one.get("new_metric"), one.get("new_stderr")))
-    return Row(str(one["structure"]), str(one["label"]), bool(one["chosen"]), bool(one["as_good"]), cells)
+    return Row(str(one["structure"]), str(one["label"]), bool(one["chosen"]), bool(one.get("as_good")), cells)
 
 
 def _error(metric: Metric, mean: float | None, stderr: float | None) -> str:

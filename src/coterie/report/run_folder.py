@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run folder holds, read once; every part may be missing, as a run may still be under way."""
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +10,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from coterie.errors import RunError
+from coterie.data.parquet import whole_table
+from coterie.data.values import is_text
+from coterie.documents import checked, read_json
+from coterie.errors import DataError, RunError
+from coterie.limits import LARGEST_RESULT, MOST_PARTS, MOST_STEPS
 from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
+from coterie.report.run_document import RunDocument
 
-__all__ = ["Floats", "Metric", "Run", "number", "read_document", "read_run", "read_table"]
+__all__ = ["Floats", "Metric", "Run", "checked_table", "number", "read_document", "read_run", "read_table"]
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +36,7 @@ _METRIC_NAMES = {
     "log density": "log density",
 }
 _SHARES = ("accuracy", "balanced_accuracy")
+_CHANGED = "it was cut off or changed by hand: fit again, with another --out"
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,7 @@ class Run:
 
 def number(value: object) -> float | None:
     """Take a finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_RESULT:
         return None
     return float(value)
 
@@ -211,25 +216,102 @@ def read_document(folder: Path) -> dict[str, Any]:
     """
     path, way_out = folder / "run.json", "name the folder that `coterie fit --out` wrote"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = read_json(path, _CHANGED)
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(f"{folder} is not a run: it has no run.json", way_out) from None
-    except (ValueError, OSError):
-        raise RunError(f"{path} cannot be read", "it was cut off or changed by hand: fit again") from None
     if not isinstance(document, dict):
         raise RunError(f"{folder} is not a run: its run.json was not written by a run", way_out)
+    checked(RunDocument, document, str(path), _CHANGED)
     return document
 
 
 def read_table(path: Path) -> dict[str, list[Any]]:
-    """Read a Parquet file as columns of Python values; a file that is not there has no columns."""
+    """Read a Parquet file as columns of Python values; a file that is not there has no columns.
+
+    Raises
+    ------
+    RunError
+        It cannot be read, or a column holds what it should not.
+    """
+    table = checked_table(path)
+    return {} if table is None else table.to_pydict()
+
+
+def checked_table(path: Path) -> pa.Table | None:
+    """Read a Parquet file of a run folder, whose columns hold what they should; None where there is none."""
     if not path.exists():
-        return {}
+        return None
     try:
-        columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
-    except (pa.ArrowException, OSError) as error:
-        raise RunError(f"'{path}' cannot be read: {error}", "`coterie resume` writes it again") from None
-    return columns
+        table = whole_table(path)
+    except DataError as error:
+        raise RunError(error.message, error.hint) from None
+    except (pa.ArrowException, OSError, ValueError):
+        raise RunError(f"'{path}' cannot be read", "it was cut off or changed: fit again, with another --out") from None
+    for field in table.schema:
+        if not _kind_of(field.name)(field.type):
+            raise RunError(f"'{path}' has a column '{field.name}' of {field.type}, which no run writes", _CHANGED)
+    _check_values(path, table)
+    return table
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+
+
+def _is_numbers(kind: pa.DataType) -> bool:
+    several = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_null(kind) or (several and _is_number(kind.value_type)))
+
+
+def _is_truth(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_null(kind))
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+
+def _is_anything(kind: pa.DataType) -> bool:
+    """Columns of later versions."""
+    return is_text(kind) or _is_number(kind) or _is_numbers(kind) or _is_truth(kind)
+
+
+_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
+    "client": is_text,
+    **dict.fromkeys(("certain", "outlier", "judged"), _is_truth),
+    **dict.fromkeys(("sizes", "movement", "spectrum"), _is_numbers),
+    **dict.fromkeys(("label", "run", "round"), _is_whole),
+    **dict.fromkeys(
+        (
+            "margin", "margin_error", "map_x", "map_y", "train_loss", "test_loss", "rows_train", "rows_test", "rows",
+            "metric", "outlier_score", "own", "rmse", "train_log_likelihood", "rounds", "seconds", "gain", "agreement",
+            "loss", "participants", "messages", "bytes_up", "bytes_down", "moved", "change", "test_metric",
+            "virtual_time", "stage", "enough",
+        ),
+        _is_number,
+    ),
+}  # fmt: skip
+_NUMBERED = ("weight_", "metric_", "score_")
+
+
+def _kind_of(name: str) -> Callable[[pa.DataType], bool]:
+    return _KINDS.get(name) or (_is_number if name.startswith(_NUMBERED) else _is_anything)
+
+
+def _check_values(path: Path, table: pa.Table) -> None:
+    """Refuse clusters and rounds that cannot be."""
+    there = set(table.column_names)
+    for name, least, most in (("label", -1, MOST_PARTS), ("run", 0, MOST_PARTS), ("round", 0, MOST_STEPS)):
+        if name in there and not pa.types.is_null(table[name].type):
+            ends = pc.min_max(table[name]).as_py()
+            if any(end is not None and not least <= end <= most for end in ends.values()):
+                raise RunError(f"'{path}' has a {name} that is not from {least} to {most:,}", _CHANGED)
+    for name in there & {"sizes", "movement", "spectrum"}:
+        if (
+            not pa.types.is_null(table[name].type)
+            and (pc.max(pc.list_value_length(table[name])).as_py() or 0) > MOST_PARTS
+        ):
+            raise RunError(f"'{path}' has more than {MOST_PARTS:,} numbers in a cell of '{name}'", _CHANGED)
 
 
 def _floats(column: list[Any] | None) -> Floats | None:
@@ -237,4 +319,6 @@ def _floats(column: list[Any] | None) -> Floats | None:
     if column is None:
         return None
     values = np.array(column, dtype=np.float64)
+    far = np.abs(values) > LARGEST_RESULT  # as good as infinite: sums and squares of them are
+    values[far] = np.copysign(np.inf, values[far])
     return values if np.isfinite(values).any() else None

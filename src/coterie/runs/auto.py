@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`coterie fit --method auto`: compare structures, then fit the one that was chosen to all training rows."""
 
-import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
 from coterie.errors import CoterieError, RunError
 from coterie.methods.session import Watch
+from coterie.report.comparison import read_comparison
 from coterie.runs.comparison import about, keeping_answers, write_comparison
 from coterie.runs.folder import begin_run, settle_run
 from coterie.selection.result import FitAdvice
@@ -55,25 +56,33 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, w
             found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
             document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
             write_comparison(inside, found, document)
-    return advised(_read(inside)).into(chosen)
+    return advised(read_comparison(inside)).into(chosen)
 
 
 def advised(document: Mapping[str, Any]) -> FitAdvice:
     """How to fit what a comparison's document says was chosen."""
-    return FitAdvice(**_taken(document["rows"])["fit"])
+    said = _taken(document["rows"])["fit"]
+    return FitAdvice(said["method"], said.get("options") or {})
 
 
 def _taken(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What was chosen; if no method fits that (one network each), the best of the others."""
     can = [row for row in rows if row["fit"]["method"] is not None]
-    return next((row for row in can if row["chosen"]), None) or max(can, key=lambda row: float(row["score"]))
+    if not can:
+        raise RunError("the comparison has no structure that a method fits", "compare again, or name a --method")
+    return next((row for row in can if row["chosen"]), None) or max(can, key=_score)
+
+
+def _score(row: Mapping[str, Any]) -> float:
+    found = row.get("score")
+    return -math.inf if found is None else float(found)
 
 
 def why(folder: Path) -> dict[str, Any]:
     """What a run's comparison said, for its results; nothing for a run whose method was named."""
     if not (folder / _FOLDER).exists():
         return {}
-    said = _read(folder / _FOLDER)
+    said = read_comparison(folder / _FOLDER)
     found = {"chosen": said["chosen"], "report": f"{_FOLDER}/report.html", **said["answer"]}
     taken = _taken(said["rows"])
     if not taken["chosen"]:
@@ -82,11 +91,3 @@ def why(folder: Path) -> dict[str, Any]:
             *found["doubts"],
         ]
     return {"why": found}
-
-
-def _read(inside: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((inside / "compare.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise RunError(f"{inside / 'compare.json'} cannot be read", "remove the folder, and resume the run") from None
-    return found

@@ -91,8 +91,8 @@ def show_fitted(fitted: Fitted, more: dict[str, Any]) -> None:
 
 def report_run(folder: Path) -> dict[str, Any]:
     """Write the report; say where it is, and all that the run found."""
-    report = write_report(folder)
-    return {"run": str(folder), "report": str(report), **summary(folder)}
+    found = summary(folder)  # first, since it refuses what no run has written
+    return {"run": str(folder), "report": str(write_report(folder)), **found}
 
 
 def show_report(folder: Path, as_json: bool) -> None:

@@ -3,7 +3,6 @@
 
 import io
 import json
-import math
 import platform
 import shutil
 from collections.abc import Mapping
@@ -20,15 +19,19 @@ from torch import nn
 
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
+from coterie.documents import checked
 from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Traffic
 from coterie.errors import ConfigError, RunError
+from coterie.limits import LARGEST_RESULT
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
-from coterie.methods.mixture.stored import read_choice
+from coterie.methods.mixture.stored import StoredMixtures, read_choice
 from coterie.methods.personal.model import Personal
 from coterie.methods.run_tables import events, hide_untested
 from coterie.models import Model
+from coterie.registry import METHODS
+from coterie.report.run_document import FinishedDocument
 from coterie.report.run_folder import read_document
 
 __all__ = [
@@ -41,6 +44,8 @@ __all__ = [
     "strict",
     "summary",
 ]
+
+_ANOTHER = "it may come from another version of coterie"
 
 
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
@@ -117,9 +122,12 @@ def _clients(fitted: Fitted) -> pa.Table:
 
 def summary(folder: Path) -> dict[str, Any]:
     """What a finished run found, in short."""
-    document = _read_json(folder)
+    document = _read_finished(folder)
     data, results = document["data"], document["results"]
-    found = {name: results[name] for name in family_of(document["method"]).models.summary}
+    names = family_of(document["method"]).models.summary
+    if missing := [name for name in names if name not in results]:
+        raise RunError(f"{folder / 'run.json'} does not say its {missing[0]}", _ANOTHER)
+    found = {name: results[name] for name in names}
     found |= {name: results[name] for name in ("adjusted_rand", "why") if name in results}
     about = {"method": document["method"], "seed": document["seed"], "metric": data["metric"]}
     return about | found | {"target_scale": data["target_scale"], "seconds": document["seconds"]}
@@ -135,9 +143,7 @@ def read_options(folder: Path) -> FitOptions:
     try:
         return FitOptions.model_validate(_read_json(folder)["config"])
     except ValidationError:
-        raise RunError(
-            f"{folder / 'run.json'} has unknown options", "it may come from another version of coterie"
-        ) from None
+        raise RunError(f"{folder / 'run.json'} has unknown options", _ANOTHER) from None
 
 
 def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Path | None = None) -> Fitted:
@@ -153,14 +159,17 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Pa
         The state folder of a node, where this is one: its clients' own parts are there.
     """
     document, options = _read_finished(folder), read_options(folder)
+    if options.method != document["method"]:
+        raise RunError(f"{folder / 'run.json'} has the options of {options.method}, not of its method", _ANOTHER)
     family, found = family_of(options.method), document["results"]
     models, schema = family.models.load(folder, document, module)
     if state is not None:
         if not isinstance(models, Personal):
             raise ConfigError(f"{options.method} leaves nothing with clients", "leave the state folder out")
         models = models.at_node(folder, state)
-    scores = [family.score(**said) for said in found["methods"]]
-    extra = {"counted": read_choice(found["components_choice"])} if "components_choice" in found else {}
+    known = [one.name for one in fields(family.score)]
+    scores = [family.score(**{name: said.get(name) for name in known}) for said in found["methods"]]
+    extra = {"counted": read_choice(found.get("components_choice"))} if isinstance(models, StoredMixtures) else {}
     counted = [found.get(one.name) for one in fields(Traffic)]
     return Fitted(
         options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"],
@@ -194,12 +203,12 @@ def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def strict(value: Any) -> Any:
-    """What JSON can say: a number that is not finite is null."""
+    """What JSON can say, and `parsed` reads: a number that is not finite, or as good as not, is null."""
     if isinstance(value, Mapping):
         return {name: strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [strict(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not abs(value) <= LARGEST_RESULT else value
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
@@ -216,4 +225,7 @@ def _read_finished(folder: Path) -> dict[str, Any]:
     document = _read_json(folder)
     if document["status"] != "finished":
         raise RunError(f"the run in {folder} has not finished", f"continue it with `coterie resume {folder}`")
+    checked(FinishedDocument, document, str(folder / "run.json"), _ANOTHER)
+    if document["method"] not in METHODS:
+        raise RunError(f"{folder} is a run of '{document['method']}', which is no method here", _ANOTHER)
     return document

@@ -8,6 +8,7 @@ import numpy as np
 
 from coterie.config import FitOptions, options
 from coterie.engines.drive import Traffic
+from coterie.errors import ConfigError
 from coterie.methods.linear.structures import ORDER, Setting
 from coterie.select import Difference
 
@@ -37,6 +38,8 @@ class FitAdvice:
         tree["method"] = self.method
         for name, value in self.options.items():
             group, _, option = name.partition(".")
+            if not isinstance(tree.get(group), dict):
+                raise ConfigError(f"there is no option '{name}'", "the comparison is of another version: compare again")
             tree[group][option] = value
         return options(tree)
 

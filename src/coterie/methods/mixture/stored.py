@@ -5,21 +5,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import AllowInfNan, Field, model_validator
 from torch import Tensor, nn
 
 from coterie.algorithms.preparation import Scaling
 from coterie.data.schema import Schema
-from coterie.engines.checkpoint import load_tensors, save_tensors
+from coterie.documents import Said
+from coterie.engines.checkpoint import save_tensors
 from coterie.errors import RunError
+from coterie.limits import MOST_FEATURES
 from coterie.methods.base import Fitted
 from coterie.methods.mixture.results import OUTLIER, Choice, MixtureFit
 from coterie.methods.run_tables import rounds_table
-from coterie.methods.stored import scaling_from, scaling_record
+from coterie.methods.stored import Stored, StoredNames, scaling_record
 from coterie.models import Model
 from coterie.models.mixtures import Family, Gaussian, Regression
 
@@ -27,7 +30,47 @@ __all__ = ["StoredMixtures", "Typical", "read_choice"]
 
 _COMMON = "models/models.safetensors"  # what a newcomer needs
 _CLIENTS = "models/clients.safetensors"  # what is each client's own
+_AGAIN = "copy the whole folder of the run again, or start it again with `coterie fit`"
 _CHOSEN = {"held-out": "chosen on held-out rows", "bic": "chosen by BIC"}
+
+
+class _Gaussian(Said):
+    family: Literal["gaussian"]
+    n_features: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+    covariance: Literal["unit", "diagonal", "full"]
+
+    def made(self) -> Gaussian:
+        return Gaussian(self.n_features, self.covariance)
+
+
+class _Regression(Said):
+    family: Literal["regression"]
+    n_features: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+    intercept: bool
+    variance: Literal["unit", "estimated"]
+
+    def made(self) -> Regression:
+        return Regression(self.n_features, self.intercept, self.variance)
+
+
+class _Typical(Said):
+    likelihood: Annotated[float, AllowInfNan(True)]  # there may be too few clients to say
+    spread: Annotated[float, AllowInfNan(True)]
+    deviation: Annotated[float, AllowInfNan(True)]
+
+
+class _Words(Said):
+    family: _Gaussian | _Regression = Field(discriminator="family")
+    schema_: Annotated[Schema, Field(alias="schema")]
+    typical: _Typical
+    rounds: Annotated[int, Field(ge=0)]
+    c_lambda: Annotated[float, Field(ge=0)] | Literal["common"] | None
+
+    @model_validator(mode="after")
+    def _has_its_target(self) -> Self:
+        if (self.schema_.task == "regression") != (self.family.family == "regression"):
+            raise ValueError(f"a mixture of {self.family.family} does not fit the task {self.schema_.task}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -121,17 +164,24 @@ class StoredMixtures:
             if not (folder / name).exists():
                 way_out = "copy the whole folder of the run, or start it again with `coterie fit`"
                 raise RunError(f"{folder} has no {name}, which holds {what}", way_out)
-        common, said = load_tensors(folder / _COMMON)
-        own, who = load_tensors(folder / _CLIENTS)
-        c_lambda = math.inf if said["c_lambda"] == "common" else said["c_lambda"]
+        common, own = Stored(folder / _COMMON), Stored(folder / _CLIENTS)
+        said, who = common.words(_Words), own.words(StoredNames)
+        family, m, d = said.family.made(), len(who.names), said.schema_.n_features
+        if family.n_features != d:
+            raise RunError(f"{common.path} has a mixture of {family.n_features} numbers, and rows of {d}", _AGAIN)
+        centre = common.tensor("centre", None, family.n_parameters)
+        r, each = len(centre), (d, d) if isinstance(family, Gaussian) else ()
+        shapes: dict[str, tuple[int, ...]] = {
+            "theta": (m, r, family.n_parameters), "weights": (m, r), "outlier_score": (m,), "freedom": (m, r),
+        }  # fmt: skip
+        mine = {name: own.tensor(name, *shape) for name, shape in shapes.items()}
         fit = MixtureFit(
-            "fedgrem", _family(said["family"]), common["centre"], own["theta"], own["weights"], common["scale"],
-            own["outlier_score"], own["freedom"], said["rounds"], c_lambda,
-            read_choice(document["results"]["c_lambda_choice"]),
+            "fedgrem", family, centre, scale=_invertible(common, "scale", 1, *each), rounds=said.rounds,
+            c_lambda=math.inf if said.c_lambda == "common" else said.c_lambda,
+            choice=read_choice(document["results"].get("c_lambda_choice")), **mine,
         )  # fmt: skip
-        names, usual = np.asarray(who["names"], dtype=str), Typical(**said["typical"])
-        found = cls(fit, scaling_from(common, said), names, common["new_scale"], usual)
-        return found, Schema.model_validate(said["schema"])
+        usual, new_scale = Typical(**said.typical.model_dump()), _invertible(common, "new_scale", *each)
+        return cls(fit, common.scaling(said.schema_, 1), who.array, new_scale, usual), said.schema_
 
     def results(self, fitted: Fitted) -> dict[str, Any]:
         """What the run's document says of the mixtures."""
@@ -210,7 +260,7 @@ def read_choice(said: Mapping[str, Any] | None) -> Choice | None:
     if said is None:
         return None
     values = tuple(math.inf if value == "common" else float(value) for value in said["values"])
-    return Choice(values, tuple(said["scores"]), said["chosen"])
+    return Choice(values, tuple(math.nan if score is None else score for score in said["scores"]), said["chosen"])
 
 
 def _said(family: Family) -> dict[str, Any]:
@@ -219,6 +269,10 @@ def _said(family: Family) -> dict[str, Any]:
     return {"family": "regression" if isinstance(family, Regression) else "gaussian", **asdict(family)}
 
 
-def _family(said: Mapping[str, Any]) -> Family:
-    given = {name: value for name, value in said.items() if name != "family"}
-    return Regression(**given) if said["family"] == "regression" else Gaussian(**given)
+def _invertible(stored: Stored, name: str, *shape: int) -> Tensor:
+    """A scale, or several, whose inverse there is."""
+    found = stored.tensor(name, *shape)
+    singular = torch.linalg.inv_ex(found).info.any() if len(shape) > 1 else (found == 0).any()
+    if bool(singular) or not bool(found.isfinite().all()):
+        raise RunError(f"{stored.path} has a tensor '{name}' that is no scale: it has no inverse", _AGAIN)
+    return found

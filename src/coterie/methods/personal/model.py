@@ -4,32 +4,35 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from coterie.algorithms.fine_tuning import tuning_ask
 from coterie.algorithms.preparation import Scaling
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
-from coterie.engines.checkpoint import load_tensors, save_tensors
+from coterie.documents import Said
+from coterie.engines.checkpoint import save_tensors
 from coterie.engines.private import RemoteState, kept_on_node
 from coterie.errors import RunError
 from coterie.evaluate import Measured, measure_own_ask
+from coterie.limits import MOST_LAYERS, MOST_STEPS
 from coterie.local import Training, own_outputs
 from coterie.methods.base import Fitted
 from coterie.methods.personal.measure import Fit, fit_personal_ask, judge_personal_ask
 from coterie.methods.run_tables import rounds_table
 from coterie.methods.session import On, Session
-from coterie.methods.stored import describe, model_from, scaling_from, scaling_record
+from coterie.methods.stored import Stored, StoredNames, StoredWords, describe, scaling_record
 from coterie.models import Model, split
 from coterie.protocol import Ask
 from coterie.report.numbers import decimals_for
 
-__all__ = ["Adopted", "Fitting", "Personal", "begun", "copied", "trained"]
+__all__ = ["Adopted", "Fitting", "Personal", "PersonalWords", "begun", "copied", "trained"]
 
 _COMMON = "models/models.safetensors"  # what a newcomer needs
 _CLIENTS = "models/clients.safetensors"  # what is each client's own
@@ -55,6 +58,35 @@ class Adopted:
     own: Tensor
     measured: Measured
     known: Tensor
+
+
+class _Training(Said):
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)]
+    epochs: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None
+    batch_size: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    proximal: Annotated[float, Field(ge=0)]
+    exact: bool
+
+    @model_validator(mode="after")
+    def _epochs_need_batches(self) -> Self:
+        if self.epochs is not None and self.batch_size is None:
+            raise ValueError("epochs need a batch_size")
+        return self
+
+
+class PersonalWords(StoredWords):
+    """What personal models say of themselves."""
+
+    layers: Annotated[list[str], Field(max_length=MOST_LAYERS)]
+
+
+class TrainedWords(PersonalWords):
+    """The same of those that are trained in steps."""
+
+    step_size: Annotated[float, Field(gt=0)]
+    training: _Training
+    seed: Annotated[int, Field(ge=0)]
 
 
 class Fitting(Protocol):
@@ -94,6 +126,7 @@ class Personal:
         Of the columns.
     """
 
+    words: ClassVar[type[PersonalWords]] = TrainedWords
     summary: ClassVar[tuple[str, ...]] = (
         "methods", "spread", "layers", "rounds", "virtual_time", "never_visited", "warnings",
     )  # fmt: skip
@@ -220,27 +253,31 @@ class Personal:
     @classmethod
     def load(cls, folder: Path, document: Mapping[str, Any], module: nn.Module | Model | None) -> tuple[Self, Schema]:
         """Read what `save` wrote; the user's own network is given."""
-        common, said = load_tensors(folder / _COMMON)
-        own, who = load_tensors(folder / _CLIENTS)
-        names, model = np.asarray(who["names"], dtype=str), model_from(said["model"], module)
-        fit = cls.read_fit(model, common, said)
-        scaling = scaling_from(common, said)
-        found = cls(model, tuple(said["layers"]), common["theta"], names, own["own"], fit, scaling)
-        return found, Schema.model_validate(said["schema"])
+        common, own = Stored(folder / _COMMON), Stored(folder / _CLIENTS)
+        said, who = common.words(cls.words), own.words(StoredNames)
+        model, layers = common.model(said, module), tuple(said.layers)
+        shared, personal = split(model, layers).lengths if layers else (model.n_parameters,) * 2
+        theta = common.tensor("theta", shared, dtype=model.dtype)
+        parts = own.tensor("own", len(who.names), personal, dtype=model.dtype)
+        fit, scaling = cls.read_fit(model, common, said, personal), common.scaling(said.schema_, said.degree)
+        return cls(model, layers, theta, who.array, parts, fit, scaling), said.schema_
 
     def at_node(self, folder: Path, state: Path) -> Self:
         """Take in the parts of a node's clients, where its state folder is; `folder` is the run's."""
-        _, who = load_tensors(folder / _CLIENTS)
-        if "kept" not in who:
+        who = Stored(folder / _CLIENTS).words(StoredNames)
+        if who.kept is None:
             raise RunError(f"the personal parameters of {folder} are in that folder", "leave the state folder out")
-        names, own = kept_on_node(state, who["kept"])
+        names, own = kept_on_node(state, who.kept)
+        if (own.shape[1], own.dtype) != (self.parts.shape[1], self.parts.dtype):
+            raise RunError(f"{state} keeps parts of another model than {folder}", "name the state folder of this run")
         order = np.argsort(np.asarray(names, dtype=str), kind="stable")
         return replace(self, names=np.asarray(names, dtype=str)[order], own=own[torch.from_numpy(order)])
 
     @staticmethod
-    def read_fit(model: Model, common: dict[str, Tensor], said: dict[str, Any]) -> "Fit | Fitting":
-        """Read how a client that has no part gets one."""
-        return Fit(common["start"], said["step_size"], Training(**said["training"]), said["seed"])
+    def read_fit(model: Model, common: Stored, said: Any, length: int) -> "Fit | Fitting":
+        """Read how a client that has no part gets one, of so many numbers."""
+        training = Training(**said.training.model_dump())
+        return Fit(common.tensor("start", length, dtype=model.dtype), said.step_size, training, said.seed)
 
     def results(self, fitted: Fitted) -> dict[str, Any]:
         """What the run's document says of the models."""
