@@ -157,7 +157,7 @@ def test_everybody_twice_has_the_same_matrix() -> None:
         one, two = (
             run_one(lambda _: md._multiply(shared, points, copies, None), federation.rows)[0]  # noqa: B023
             for federation in (data, twice)
-            for copies in [perturbed(points, federation.rows.keys, noise, keys.key(0)) if noise else None]
+            for copies in [perturbed(points, federation.rows.keys, noise, "s", 0) if noise else None]
         )
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
