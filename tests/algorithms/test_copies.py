@@ -21,7 +21,14 @@ from coterie.models import linear_regression
 from coterie.participation import Sampled
 from coterie.protocol import Ask, Block
 from helpers import (
-    Federation, KilledError, assert_same_state, interrupt_after, one_block, overhear, run_one, spying,
+    Federation,
+    KilledError,
+    assert_same_state,
+    interrupt_after,
+    one_block,
+    overhear,
+    run_one,
+    spying,
 )  # fmt: skip
 
 WIDTH, K = 5, 3
@@ -47,7 +54,15 @@ def descended(
 
     def program(state: State | None) -> Any:
         return mixed_regression(
-            state, model=MODEL, n_clusters=K, rounds=rounds, step_size=0.1, seed=1, descent=how, training=Training(1), **more
+            state,
+            model=MODEL,
+            n_clusters=K,
+            rounds=rounds,
+            step_size=0.1,
+            seed=1,
+            descent=how,
+            training=Training(1),
+            **more,
         )
 
     run_one(spying(program, states), planted().rows, participation=Sampled(share), seed=3)
@@ -145,7 +160,9 @@ def test_a_bad_representative_gives_way_under_noise_too() -> None:
     arrived = TRUTHS.repeat(4, 1)
     arrived += 0.1 * torch.randn(arrived.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     local = torch.cat([arrived, stray])
-    theta, events = run_one(lambda _: group_anchors(MODEL, local, K, Grouping(noise=0.3, secret="s")), planted().rows)[0]
+    theta, events = run_one(lambda _: group_anchors(MODEL, local, K, Grouping(noise=0.3, secret="s")), planted().rows)[
+        0
+    ]
     assert events[0].endswith("replaced by anchors that serve clients better")
     means = torch.stack([arrived[k::K].mean(0) for k in range(K)])
     assert torch.cdist(means, theta).min(1).values.max() < 1e-9
@@ -247,7 +264,10 @@ def test_what_follows_from_the_seed_does_not_take_the_noise_away(monkeypatch: py
     size = 2 * true.numel()
     u = keys.uniform(keys.key(keys.key(1, 2, "copies"), lots), 2 * size).view(60, 2, size)  # as it was drawn once
     from_seed = ((-2 * (1 - u[:, 0]).log()).sqrt() * (2 * torch.pi * u[:, 1]).cos()).view(sent.shape)
-    guesses = [from_seed, *(perturbed(torch.zeros_like(true), lots, 1.0, word, 2, "copies") for word in ("1", "0", "s"))]
+    guesses = [
+        from_seed,
+        *(perturbed(torch.zeros_like(true), lots, 1.0, word, 2, "copies") for word in ("1", "0", "s")),
+    ]
     for guess in guesses:  # what is left is as large as before, and larger
         assert (sent - 0.05 * guess - true).std() > 1.2 * off
 

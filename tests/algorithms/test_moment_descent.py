@@ -11,7 +11,6 @@ import torch
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from coterie import keys
 from coterie.algorithms import moment_descent as md
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.copies import perturbed

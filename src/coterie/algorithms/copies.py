@@ -47,7 +47,7 @@ def perturbed(points: Tensor, lots: Tensor, noise: float, secret: str, *about: i
     """Copies of every point [A, P] for every client, with noise of their own.  [C, copies, A, P]
 
     The noise depends on the client's lot, on what it is about, and on a secret of the server: clients know the run's seed,
-    and could subtract what follows from it. The same secret gives the same copies, since averaging over others would undo it.
+    and could subtract what follows from it. The same secret gives the same copies: averaging over others would undo it.
     """
     size = copies * points.numel()
     u = keys.hidden_uniform(secret, *about, lots=lots, n=2 * size).view(len(lots), 2, size)

@@ -2,6 +2,7 @@
 """The server's way to the nodes: who is there, one message to each at a time, and answers as they come."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -10,12 +11,15 @@ from typing import Any, TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from coterie.engines.flower import NodeWarning
+from coterie.engines.flower.identity import is_proven, new_challenge
+from coterie.engines.flower.incoming import check_introduction, check_reply, printable
 from coterie.engines.flower.journal import Journal
-from coterie.engines.flower.messages import ASK, HELLO, Batch, Hello, Introduction, Refusal, Reply
+from coterie.engines.flower.messages import ASK, FROM_NODES, HELLO, Batch, Hello, Introduction, Refusal, Reply
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.errors import CoterieError
 
-__all__ = ["Called", "Link", "Node"]
+__all__ = ["Called", "Link", "Node", "same_rows"]
 
 T = TypeVar("T", int, str)
 
@@ -63,6 +67,7 @@ class Link:
         self.journal: Journal | None = None  # where answers are kept, and found again
         self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
         self._greeted: dict[int, str] = {}  # id -> the message that asks who it is
+        self._hellos: dict[int, Hello] = {}  # id -> what it was asked
         self._strangers: dict[int, Introduction] = {}
         self._came: dict[str, Message] = {}  # replies that nobody has taken yet, by what they reply to
 
@@ -71,18 +76,31 @@ class Link:
         """Ask those who they are who have not been asked, and give what is known so far of those who are new."""
         there = set(self.grid.get_node_ids())
         known = {node.address for node in self.nodes.values()} | self._greeted.keys()
-        self._greeted |= self._push(HELLO, {address: (Hello(self.run), address) for address in sorted(there - known)})
+        new = {address: Hello(self.run, new_challenge()) for address in sorted(there - known)}
+        self._hellos |= new
+        self._greeted |= self._push(HELLO, {address: (hello, address) for address, hello in new.items()})
         self._look()
         for node in self.nodes.values():
             if node.address is not None and node.address not in there:
                 self._greeted.pop(node.address, None)  # it may come back under its id, and is asked again who it is
                 node.address = None
         for address, said in list(self._strangers.items()):
-            node_back = self.nodes.get(said.node)
-            if node_back is not None and node_back.address is None and _same_clients(node_back.said, said):
-                node_back.address, node_back.waiting = address, None  # it comes back under another id
+            known_by_name = self.nodes.get(said.node)
+            if known_by_name is not None and known_by_name.address is None:
                 del self._strangers[address]
+                self._take_back(known_by_name, said, address)
         return {address: said for address, said in self._strangers.items() if address in there}
+
+    def _take_back(self, node: Node, said: Introduction, address: int) -> None:
+        """Let a node that was away be there again, under another id perhaps; another one of its name is not let in."""
+        if said.public != node.said.public:
+            why = "it does not have the key that the node of this name has shown before"
+        elif not same_rows(node.said, said):
+            why = "it has other clients or rows than before"
+        else:
+            node.address, node.waiting = address, None
+            return
+        warnings.warn(f"node '{said.node}' is not taken back: {why}", NodeWarning, stacklevel=2)
 
     def settle(self, nodes: Mapping[str, Node]) -> None:
         """Take in those who are to be asked from now on."""
@@ -157,12 +175,11 @@ class Link:
             said = _content(reply)
             if not isinstance(said, Reply) or said.node != name:
                 raise CoterieError("answers another request")
+            check_reply(said)
             check(said)
             called.answers[name] = said
         except CoterieError as error:
-            called.failed[name] = f"is refused: {error.message}"
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever a node may have put in
-            called.failed[name] = f"is refused: its answer is malformed: {error}"
+            called.failed[name] = f"is refused: {printable(error.message)}"
 
     def _push(self, kind: str, sent: Mapping[T, tuple[Any, int]]) -> dict[T, str]:
         """Push values to their addresses, all at once.  -> the numbers of the messages; "" where one could not be pushed"""
@@ -187,19 +204,21 @@ class Link:
         self._greeted[address] = ""
         try:
             said = _content(reply)
-            if isinstance(said, Introduction):
-                self._strangers[address] = said
-            else:
-                self.refusals[address] = "did not say who it is"
+            if not isinstance(said, Introduction):
+                raise CoterieError("did not say who it is")
+            check_introduction(said)
+            if not is_proven(said, self._hellos[address], address):
+                raise CoterieError(f"calls itself '{said.node}', and does not prove that it has the key that it shows")
+            self._strangers[address] = said
         except CoterieError as error:
-            self.refusals[address] = error.message
+            self.refusals[address] = printable(error.message)
 
 
 def _content(reply: Message) -> Any:
     """What a reply says; Flower's own errors, and the node's, are raised."""
     if reply.has_error():
         raise CoterieError(f"Flower says: {reply.error.reason or 'an error'} (code {reply.error.code})")
-    said = from_records(reply.content)
+    said = from_records(reply.content, FROM_NODES)
     if isinstance(said, Refusal):
         raise CoterieError(said.why, said.hint)
     return said
@@ -212,5 +231,6 @@ def _asked(batches: Mapping[str, Batch]) -> str:
     return ", ".join(steps).replace("_", " ")
 
 
-def _same_clients(a: Introduction, b: Introduction) -> bool:
-    return a.names == b.names and bool((a.counts["train"] == b.counts["train"]).all())
+def same_rows(a: Introduction, b: Introduction) -> bool:
+    """Whether a node has the clients and rows that it had; both were checked."""
+    return (a.names, a.fingerprint) == (b.names, b.fingerprint)
