@@ -75,7 +75,7 @@ def answer(message: Message, holding: NodeData) -> Message:
     return Message(answered(message.content, holding, message.metadata.dst_node_id), reply_to=message)
 
 
-def answered(records: RecordDict, holding: NodeData, address: int) -> RecordDict:
+def answered(records: RecordDict, holding: NodeData, address: int = 0) -> RecordDict:
     """Answer what a message to this address holds; what cannot be answered is refused with a reason."""
     for name, make in holding.modules.items():
         if name not in registry.named_names():
