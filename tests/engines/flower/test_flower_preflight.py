@@ -187,6 +187,13 @@ def test_a_node_that_does_not_answer_is_waited_for_and_left_out(tmp_path: Path) 
     )
 
 
+def test_a_message_that_flower_cannot_read_takes_no_others_with_it(tmp_path: Path) -> None:
+    def unreadable(message: Message, reply: Message) -> Message:
+        raise ValueError("invalid object")
+
+    refused(tmp_path, r"node \d+ cannot take part: it has not said who it is in 0.3 seconds", unreadable)
+
+
 # -- introductions that cannot be -------------------------------------------------------------------------------------
 COLUMN = {"name": "a", "kind": "categorical", "levels": ["l"]}
 ONES = torch.ones(3, dtype=torch.int64)

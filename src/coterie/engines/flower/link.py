@@ -4,12 +4,14 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.identity import is_proven, new_challenge
@@ -22,6 +24,9 @@ from coterie.errors import CoterieError
 __all__ = ["Called", "Link", "Node", "same_rows"]
 
 T = TypeVar("T", int, str)
+
+# What comes of bytes that are not what Flower's own encoding says they are.
+_UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, DecodeError)
 
 
 @dataclass
@@ -69,6 +74,7 @@ class Link:
         self._greeted: dict[int, str] = {}  # id -> the message that asks who it is
         self._hellos: dict[int, Hello] = {}  # id -> what it was asked
         self._strangers: dict[int, Introduction] = {}
+        self._one_by_one = False  # whether replies are pulled alone
         self._came: dict[str, Message] = {}  # replies that nobody has taken yet, by what they reply to
 
     # -- who is there -------------------------------------------------------------------------------------------------
@@ -192,13 +198,30 @@ class Link:
         """Pull what has come: nodes become free, replies are kept, and introductions are noted."""
         by_node = {node.waiting: name for name, node in self.nodes.items() if node.waiting}
         by_address = {message: address for address, message in self._greeted.items() if message}
-        for reply in self.grid.pull_messages([*by_node, *by_address]):
+        for reply in self._pulled([*by_node, *by_address]):
             number = reply.metadata.reply_to_message_id
             if number in by_node:
                 self.nodes[by_node[number]].waiting = None
                 self._came[number] = reply
             elif number in by_address:
                 self._meet(by_address[number], reply)
+
+    def _pulled(self, numbers: list[str]) -> list[Message]:
+        """Pull replies. One that Flower itself cannot read takes all others with it: from then on each is pulled alone.
+
+        What was lost with it is asked again where that is a greeting; a question ends without those answers.
+        """
+        if not self._one_by_one:
+            try:
+                return list(self.grid.pull_messages(numbers))
+            except _UNREADABLE:
+                self._one_by_one = True
+                self._greeted = {address: message for address, message in self._greeted.items() if not message}
+        found: list[Message] = []
+        for number in numbers:
+            with suppress(*_UNREADABLE):
+                found += self.grid.pull_messages([number])
+        return found
 
     def _meet(self, address: int, reply: Message) -> None:
         self._greeted[address] = ""
