@@ -359,7 +359,7 @@ def descent_case(name: str, *, n_clusters: int | None = 2, draws_clients: bool =
 
     def program(seed: int) -> Program:
         run = moments.mixed_regression if both else moments.moment_descent
-        return lambda state: run(state, model=LINE, seed=seed, **options)
+        return lambda state: run(state, model=LINE, seed=seed, secret=f"{seed}", **options)
 
     return Case(
         name, program, moments.State, lots=True, weight="pairs", draws_clients=draws_clients, numbers=("anchors",),

@@ -15,6 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 DISTRIBUTION = {
     "sklearn": "scikit-learn",
     "annotated_types": "annotated-types",
+    "google": "protobuf",
 }  # where it is not called like its module
 OPTIONAL = ("coterie.engines.flower.",)
 

@@ -3,16 +3,20 @@
 
 A key is a 64-bit integer, or a tensor of them. Draws are counter-based (SplitMix64), so a thousand clients draw at once
 exactly what each would draw alone, on any machine.
+
+Whoever knows the parts of a key knows what is drawn, and nodes know the seed. What they must not know is drawn from a secret
+(`hidden_uniform`), by a hash that cannot be turned round.
 """
 
 import hashlib
+import secrets
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["generator", "key", "name_keys", "permuted", "uniform", "uniform_at"]
+__all__ = ["generator", "hidden_uniform", "key", "name_keys", "new_secret", "permuted", "uniform", "uniform_at"]
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -85,6 +89,27 @@ def uniform_at(keys: Tensor, counter: Tensor) -> Tensor:
     """Draw the number that stands at `counter` in each key's sequence, by broadcasting."""
     bits = _scramble(keys + _GOLDEN * (counter + 1))
     return _shift_right(bits, 11).to(torch.float64) / (1 << 53)
+
+
+def new_secret() -> str:
+    """Draw a secret: 256 bits from the system, which follow from no seed."""
+    return secrets.token_hex(32)
+
+
+def hidden_uniform(secret: str, *parts: int | str, lots: Tensor, n: int) -> Tensor:
+    """Draw n numbers in [0, 1) for every lot [C], from a secret: who does not have it can tell none from others.  [C, n]
+
+    SplitMix64 can be turned round: a few of its numbers tell the key, and so all others. SHAKE-256 cannot.
+    """
+    if not secret:
+        raise ValueError("a secret is needed")
+    about = hashlib.shake_256(repr((secret, parts)).encode())
+    drawn = np.empty((len(lots), n), dtype="<u8")
+    for place, lot in enumerate(lots.tolist()):
+        own = about.copy()
+        own.update(lot.to_bytes(8, "little", signed=True))
+        drawn[place] = np.frombuffer(own.digest(8 * n), dtype="<u8")
+    return torch.from_numpy((drawn >> np.uint64(11)).astype(np.float64) / (1 << 53))
 
 
 def permuted(keys: Tensor, mask: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def around(models: Tensor, each: int = 10, spread: float = 0.1, seed: int = 1) -
 def grouped(
     local: Tensor, n_clusters: int | None, delta: float = 0.0, data: Federation = THIRDS, **engine: Any
 ) -> tuple[Tensor, str]:
-    theta, events = outcome(group_anchors(MODEL, local, n_clusters, Grouping(delta), 0), data, **engine)
+    theta, events = outcome(group_anchors(MODEL, local, n_clusters, Grouping(delta)), data, **engine)
     assert len(events) == 1
     return theta, events[0]
 
@@ -177,7 +177,7 @@ def test_without_a_gap_there_is_one_cluster_at_their_median() -> None:
 def test_there_are_no_more_groups_than_are_looked_for() -> None:
     local = around(TRUTHS)
     for delta in (0.0, 18**0.5):
-        theta, events = outcome(group_anchors(MODEL, local, None, Grouping(delta, most=2), 0), THIRDS)
+        theta, events = outcome(group_anchors(MODEL, local, None, Grouping(delta, most=2)), THIRDS)
         assert events[0].startswith("30 anchors make 2 clusters: their tree is cut at the most that are looked for")
         assert len(theta) == 2
 

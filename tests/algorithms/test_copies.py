@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients are sent of anchors' models: perturbed copies of all, to those who take part; and fresh clients and rows."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,25 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.anchors import Anchors, Grouping, group_anchors, nearest_anchor
 from coterie.algorithms.copies import There, fresh, perturbed
-from coterie.algorithms.moment_descent import Descent, State, mixed_regression
+from coterie.algorithms.moment_descent import Descent, State, mixed_regression, moment_descent
 from coterie.algorithms.moments import descend
+from coterie.engines.checkpoint import load_tensors
+from coterie.engines.in_process import InProcess
 from coterie.local import Training
 from coterie.local.parts import part_of
 from coterie.models import linear_regression
 from coterie.participation import Sampled
 from coterie.protocol import Ask, Block
-from helpers import Federation, one_block, overhear, run_one, spying
+from helpers import (
+    Federation,
+    KilledError,
+    assert_same_state,
+    interrupt_after,
+    one_block,
+    overhear,
+    run_one,
+    spying,
+)  # fmt: skip
 
 WIDTH, K = 5, 3
 MODEL = linear_regression(WIDTH, intercept=False)
@@ -37,11 +49,20 @@ def descended(
 ) -> tuple[list[tuple[Ask, Any]], list[State]]:
     """Run both phases from few anchors, none of them of the third model: all asks, and all states."""
     how = Descent(iterations=3, anchors=Anchors(number=number, min_rows=22), **options)
+    more = {"secret": "s"}  # else every run has noise of its own
     seen, states = overhear(patch), list[State]()
 
     def program(state: State | None) -> Any:
         return mixed_regression(
-            state, model=MODEL, n_clusters=K, rounds=rounds, step_size=0.1, seed=1, descent=how, training=Training(1)
+            state,
+            model=MODEL,
+            n_clusters=K,
+            rounds=rounds,
+            step_size=0.1,
+            seed=1,
+            descent=how,
+            training=Training(1),
+            **more,
         )
 
     run_one(spying(program, states), planted().rows, participation=Sampled(share), seed=3)
@@ -114,7 +135,7 @@ def test_with_noise_those_are_asked_whom_the_policy_chooses(monkeypatch: pytest.
 def test_only_the_centre_of_a_single_anchor_is_perturbed() -> None:
     local = torch.cat([TRUTHS[[0, 0, 1]], TRUTHS[[1, 2]]])
     local = local + torch.arange(5, dtype=torch.float64)[:, None] * 1e-3
-    theta, _ = run_one(lambda _: group_anchors(MODEL, local, K, Grouping(noise=0.05), 0), planted().rows)[0]
+    theta, _ = run_one(lambda _: group_anchors(MODEL, local, K, Grouping(noise=0.05, secret="s")), planted().rows)[0]
     order = theta.argmax(1).argsort()
     pairs = torch.stack([local[:2].mean(0), local[2:4].mean(0)])
     torch.testing.assert_close(theta[order][:2], pairs)
@@ -139,7 +160,9 @@ def test_a_bad_representative_gives_way_under_noise_too() -> None:
     arrived = TRUTHS.repeat(4, 1)
     arrived += 0.1 * torch.randn(arrived.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     local = torch.cat([arrived, stray])
-    theta, events = run_one(lambda _: group_anchors(MODEL, local, K, Grouping(noise=0.3), 0), planted().rows)[0]
+    theta, events = run_one(lambda _: group_anchors(MODEL, local, K, Grouping(noise=0.3, secret="s")), planted().rows)[
+        0
+    ]
     assert events[0].endswith("replaced by anchors that serve clients better")
     means = torch.stack([arrived[k::K].mean(0) for k in range(K)])
     assert torch.cdist(means, theta).min(1).values.max() < 1e-9
@@ -204,9 +227,77 @@ def test_anchors_arrive_with_fresh_clients_and_rows() -> None:
     assert torch.cdist(TRUTHS, state.theta).min(1).values.max() < 0.02
 
 
-def test_copies_of_the_same_key_are_the_same_and_of_every_client_its_own() -> None:
+def test_copies_of_the_same_secret_are_the_same_and_of_every_client_its_own() -> None:
     points, lots = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([5, 6])
-    one, again = (perturbed(points, lots, 1.0, keys.key(0), 2) for _ in range(2))
+    one, again = (perturbed(points, lots, 1.0, "s", 0) for _ in range(2))
     assert torch.equal(one, again)
-    assert torch.equal(perturbed(points, lots.flip(0), 1.0, keys.key(0), 2), one.flip(0))
+    assert torch.equal(perturbed(points, lots.flip(0), 1.0, "s", 0), one.flip(0))
     assert len(one.unique()) == one.numel() == 24
+
+
+# -- the secret -------------------------------------------------------------------------------------------------------
+def noisy(seed: int = 1, **options: Any) -> Any:
+    """Phase 1 with a little noise."""
+    how = Descent(iterations=3, anchors=Anchors(number=4, min_rows=22, further=False), noise=0.05)
+
+    def program(state: State | None) -> Any:
+        return moment_descent(state, model=MODEL, n_clusters=K, seed=seed, descent=how, **options)
+
+    return program
+
+
+def copies_of_a_run(patch: pytest.MonkeyPatch, program: Any) -> tuple[list[Tensor], list[State]]:
+    """What clients are sent in every exchange [C, 2, A, P], and the states between."""
+    with patch.context() as context:
+        seen, states = overhear(context), list[State]()
+        run_one(spying(program, states), planted().rows)
+    return [a.each["copies"] for a, _ in seen if a.step.__name__ == "multiply_moments"], states
+
+
+def test_what_follows_from_the_seed_does_not_take_the_noise_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, states = copies_of_a_run(monkeypatch, noisy(seed=1))
+    lots = keys.key("lot", planted().rows.keys)
+    sent, true = copies[-1], states[2].local  # of the last iteration, which begins there
+    assert sent.shape == (60, 2, *true.shape)
+    off = (sent - true).std()
+    assert off == pytest.approx(0.05, rel=0.2)
+    size = 2 * true.numel()
+    u = keys.uniform(keys.key(keys.key(1, 2, "copies"), lots), 2 * size).view(60, 2, size)  # as it was drawn once
+    from_seed = ((-2 * (1 - u[:, 0]).log()).sqrt() * (2 * torch.pi * u[:, 1]).cos()).view(sent.shape)
+    guesses = [
+        from_seed,
+        *(perturbed(torch.zeros_like(true), lots, 1.0, word, 2, "copies") for word in ("1", "0", "s")),
+    ]
+    for guess in guesses:  # what is left is as large as before, and larger
+        assert (sent - 0.05 * guess - true).std() > 1.2 * off
+
+
+def test_runs_of_one_seed_have_noise_of_their_own_unless_they_share_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (copies_of_a_run(monkeypatch, noisy())[0][0] for _ in range(2))
+    assert not torch.isclose(one, other).any()
+    same = [copies_of_a_run(monkeypatch, noisy(secret="given")) for _ in range(2)]
+    assert torch.equal(same[0][0][-1], same[1][0][-1])
+    assert torch.equal(same[0][1][-1].theta, same[1][1][-1].theta)
+
+
+def test_a_run_that_is_continued_goes_on_with_its_secret(tmp_path: Path) -> None:
+    rows, kept = planted().rows, tmp_path / "state.safetensors"
+    with pytest.raises(KilledError):
+        InProcess(rows).run([noisy()], checkpoint=kept, state_type=State, watch=interrupt_after(3))
+    _, document = load_tensors(kept)
+    secret = document["states"][0]["secret"]
+    assert len(bytes.fromhex(secret)) == 32
+    (resumed,) = InProcess(rows).run([noisy()], checkpoint=kept, state_type=State).states
+    (whole,) = InProcess(rows).run([noisy(secret=secret)]).states
+    assert_same_state(resumed, whole)
+    assert resumed.secret == ""  # once anchors have arrived it is not needed any more
+    assert secret not in kept.read_bytes().decode("latin-1")
+
+
+def test_no_message_holds_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = overhear(monkeypatch)
+    run_one(noisy(secret="do not tell"), planted().rows)
+    assert len(seen) > 4
+    assert not any("do not tell" in repr((ask.shared, ask.each, ask.fresh)) for ask, _ in seen)
+    with pytest.raises(ValueError, match="a secret is needed"):
+        perturbed(torch.zeros(1, 2), torch.tensor([1]), 0.1, "", 0)

@@ -11,7 +11,6 @@ import torch
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from coterie import keys
 from coterie.algorithms import moment_descent as md
 from coterie.algorithms.anchors import Anchors
 from coterie.algorithms.copies import perturbed
@@ -157,7 +156,7 @@ def test_everybody_twice_has_the_same_matrix() -> None:
         one, two = (
             run_one(lambda _: md._multiply(shared, points, copies, None), federation.rows)[0]  # noqa: B023
             for federation in (data, twice)
-            for copies in [perturbed(points, federation.rows.keys, noise, keys.key(0)) if noise else None]
+            for copies in [perturbed(points, federation.rows.keys, noise, "s", 0) if noise else None]
         )
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 

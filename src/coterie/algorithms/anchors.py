@@ -10,7 +10,7 @@ repeated with anchors drawn among those.
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -112,15 +112,18 @@ class Grouping:
         Groups there may be when their number is not given.
     noise : float
         Remark 2: what clients are sent of an anchor's model is perturbed, with this standard deviation.
+    secret : str
+        What that noise is drawn from.
     """
 
     delta: float = 0.0
     swaps: bool = True
     most: int = 6
     noise: float = 0.0
+    secret: str = field(default="", repr=False)
 
 
-def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, how: Grouping, seed: int) -> Run:
+def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, how: Grouping) -> Run:
     """Make K models of the anchors' [A, P].  -> theta [K, P], events
 
     Groups come from distances alone; then representatives that serve clients badly are replaced by other anchors.
@@ -129,13 +132,14 @@ def group_anchors(model: Dense, local: Tensor, n_clusters: int | None, how: Grou
     chosen = torch.tensor([_medoid(local, group == g) for g in range(int(group.max()) + 1)])
     chosen, swaps = chosen[: len(chosen) if n_clusters is None else min(n_clusters, len(local))], 0
     if how.swaps:
-        chosen, swaps = yield from _improved(model, local, chosen, how.noise, seed)
+        chosen, swaps = yield from _improved(model, local, chosen, how)
     said = f"{len(local)} anchors make {len(chosen)} cluster{'s' * (len(chosen) != 1)}: {said}"
     if swaps:
         said += f"; {swaps} replaced by anchors that serve clients better"
     theta, sizes = _centres(local, chosen, how.delta)
     if how.noise:  # the centre of one anchor is its model: everybody is sent a copy of that, the same one
-        copy = perturbed(theta, torch.zeros(1, dtype=torch.int64), how.noise, keys.key(seed, len(local), "centres"), 1)
+        everybody = torch.zeros(1, dtype=torch.int64)
+        copy = perturbed(theta, everybody, how.noise, how.secret, len(local), "centres", copies=1)
         theta = torch.where((sizes == 1)[:, None], copy[0, 0], theta)
     return theta, [said]
 
@@ -190,7 +194,7 @@ def _medoid(local: Tensor, members: Tensor) -> int:
     return int(own[first_smallest(torch.cdist(local[own], local[own]).sum(1))])
 
 
-def _improved(model: Dense, local: Tensor, chosen: Tensor, noise: float, seed: int) -> Run:
+def _improved(model: Dense, local: Tensor, chosen: Tensor, how: Grouping) -> Run:
     """Exchange a representative for another anchor while that lowers everybody's loss by a hundredth.  -> chosen, swaps
 
     Clients that the same anchor serves best stay together, so that one exchange with them tells all.
@@ -199,11 +203,11 @@ def _improved(model: Dense, local: Tensor, chosen: Tensor, noise: float, seed: i
         return chosen, 0
     each, to = {}, None
     shared: dict[str, Any] = {"model": model, "theta": local}
-    if noise:
+    if how.noise:
         there = yield from who_is_there()
         if there is None:
             return chosen, 0
-        copies = perturbed(local, there.lots, noise, keys.key(seed, len(local), "swaps"), 1)
+        copies = perturbed(local, there.lots, how.noise, how.secret, len(local), "swaps", copies=1)
         shared, each, to = {"model": model}, {"copies": copies}, there.ids
     got = yield Ask(nearest_anchor, shared, {"loss": ByCluster("share")}, each=each, to=to, scratch=2 * len(local))
     if got is None or got.n == 0:

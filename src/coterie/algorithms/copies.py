@@ -43,14 +43,14 @@ def fresh(there: There, anchors: Tensor, seed: int, t: int, parts: int) -> There
     return There(there.ids[chosen], there.lots[chosen]) if bool(chosen.any()) else None
 
 
-def perturbed(points: Tensor, lots: Tensor, noise: float, key: Tensor, copies: int = 2) -> Tensor:
+def perturbed(points: Tensor, lots: Tensor, noise: float, secret: str, *about: int | str, copies: int = 2) -> Tensor:
     """Copies of every point [A, P] for every client, with noise of their own.  [C, copies, A, P]
 
-    The noise depends on the client's lot and on a key that clients do not know; the same key gives the same copies, since
-    averaging over others would undo it.
+    The noise depends on the client's lot, on what it is about, and on a secret of the server: clients know the run's seed,
+    and could subtract what follows from it. The same secret gives the same copies: averaging over others would undo it.
     """
     size = copies * points.numel()
-    u = keys.uniform(keys.key(key, lots), 2 * size).view(len(lots), 2, size)
+    u = keys.hidden_uniform(secret, *about, lots=lots, n=2 * size).view(len(lots), 2, size)
     normal = (-2 * (1 - u[:, 0]).log()).sqrt() * (2 * math.pi * u[:, 1]).cos()  # Box and Muller
     return points + noise * normal.view(len(lots), copies, *points.shape).to(points.dtype)
 

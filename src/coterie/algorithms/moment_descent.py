@@ -11,7 +11,7 @@ round, with Lemma 1's average over everyone as an option.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -107,6 +107,7 @@ class State:
     descents: int = 0  # iterations of Phase 1, all anchors' together
     round: int = 0  # of Phase 2
     settled: bool = False
+    secret: str = field(default="", repr=False)  # what Remark 2's noise is drawn from; none without, and after Phase 1
 
 
 def mixed_regression(
@@ -119,6 +120,7 @@ def mixed_regression(
     seed: int,
     descent: Descent = Descent(),  # noqa: B008  (frozen)
     start: Tensor | None = None,
+    secret: str | None = None,
     training: Training = Training(steps=5),  # noqa: B008  (frozen)
     **clustering: Any,
 ) -> Lockstep:
@@ -139,10 +141,13 @@ def mixed_regression(
         Phase 1.
     start : Tensor, optional
         [P] theta_0, where all anchors begin; zero by default.
+    secret : str, optional
+        What the noise of Remark 2 is drawn from, for simulations that must be repeatable. By default a new one is drawn:
+        the seed, which clients know, does not tell the noise, so that with noise two runs of one seed differ.
     """
     if state is None or not len(state.theta):
         state = yield from moment_descent(
-            state, model=model, n_clusters=n_clusters, seed=seed, descent=descent, start=start
+            state, model=model, n_clusters=n_clusters, seed=seed, descent=descent, start=start, secret=secret
         )
     if not len(state.theta):  # nobody answered
         return state
@@ -178,23 +183,27 @@ def moment_descent(
     seed: int,
     descent: Descent = Descent(),  # noqa: B008  (frozen)
     start: Tensor | None = None,
+    secret: str | None = None,
 ) -> Lockstep:
     """Run Phase 1: lead a few anchors from one model to their clusters' models, and make K models of theirs."""
     rank = min(n_clusters or descent.max_clusters, model.n_parameters)
-    how, grouping = descent.anchors, Grouping(descent.delta, descent.anchors.swaps, descent.max_clusters, descent.noise)
+    how = descent.anchors
     origin = torch.zeros(model.n_parameters, dtype=model.dtype) if start is None else start.to(model.dtype)
     if state is None:
         anchors = yield from first_anchors(how, n_clusters or descent.max_clusters, seed)
         state = _with_anchors(_nothing(model, rank), anchors, origin)
+        if descent.noise:  # kept with the state, so that a run that is continued sends the same copies
+            state = replace(state, secret=secret or keys.new_secret())
         yield Save(state, {"events": [] if len(anchors) else ["nobody answered"]})
     if not len(state.anchors):
         return state
+    grouping = Grouping(descent.delta, how.swaps, descent.max_clusters, descent.noise, state.secret)
     while True:
         last = descent.iterations if state.arrived == 0 else 2 * descent.iterations
         while state.descents < last:
             state, info = yield from _iteration(state, model, descent, seed)
             yield Save(state, info)
-        theta, events = yield from group_anchors(model, state.local, n_clusters, grouping, seed)
+        theta, events = yield from group_anchors(model, state.local, n_clusters, grouping)
         if state.arrived or not how.further:
             break
         more = yield from badly_served(model, theta, state.anchors, how, n_clusters or descent.max_clusters, seed)
@@ -203,7 +212,7 @@ def moment_descent(
         state = _with_anchors(replace(state, arrived=len(state.anchors)), more, origin)
         yield Save(state, {"events": [f"many clients have a high loss: {len(more)} more anchors among them"]})
     nobody = torch.zeros(len(theta), dtype=torch.int64)
-    state = replace(state, theta=theta, empty=nobody, unseen=nobody, arrived=len(state.anchors))
+    state = replace(state, theta=theta, empty=nobody, unseen=nobody, arrived=len(state.anchors), secret="")
     yield Save(state, {"events": events})
     return state
 
@@ -273,7 +282,7 @@ def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
         there = fresh(there, state.anchors, seed, t, how.resample) if there and how.resample else there
         if there is None:
             return None
-    copies = perturbed(points, there.lots, how.noise, keys.key(seed, t, "copies")) if there and how.noise else None
+    copies = perturbed(points, there.lots, how.noise, state.secret, t, "copies") if there and how.noise else None
 
     def multiply(q: Tensor, transposed: bool) -> Generator[Ask | Save, Replies | None, Tensor | None]:
         shared = {"model": model, "q": q, "estimator": how.estimator, "transposed": transposed}

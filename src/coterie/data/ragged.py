@@ -159,6 +159,14 @@ class Ragged:
         layout = Layout.plan(names, np.full(len(x), x.shape[1]))
         return cls(layout, x.reshape(-1, *x.shape[2:]), None if y is None else y.reshape(-1, *y.shape[2:]))
 
+    def renamed(self, names: np.ndarray) -> "Ragged":
+        """Give every client another name [M], distinct; rows stay where they are, and numbers follow the new names."""
+        new = np.argsort(names)
+        number = np.empty(len(new), dtype=np.int64)
+        number[new] = np.arange(len(new))
+        layout = Layout(names[new], self.layout.counts[new], number[self.layout.order], self.layout.starts[new])
+        return replace(self, layout=layout)
+
     # -- looking ------------------------------------------------------------------------------------------------------
     @property
     def n_clients(self) -> int:

@@ -134,8 +134,6 @@ class RemoteRows(Ragged):
         [M] the node of each client, by its number in the federation.
     number : ndarray
         [M] the number of each client on its node.
-    key : Tensor
-        [M] identity of each client for randomness.
     federation : object
         What reaches the nodes: see `coterie.engines.flower`.
     part, views
@@ -146,16 +144,10 @@ class RemoteRows(Ragged):
 
     place: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     number: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    key: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     federation: Any = None
     part: Part | Folded = Part("train")
     views: tuple[View, ...] = ()
     known: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> Tensor:
-        """[M] as the nodes say: names may be hidden."""
-        return self.key
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Ask for what follows from the rows alone only once: a message is dear."""
@@ -232,7 +224,7 @@ class RemoteRows(Ragged):
         close = np.empty(len(ids), dtype=np.int64)
         close[order] = np.arange(len(ids)) - first
         layout = Layout.plan(self.names[ids], self.layout.counts[ids])
-        return self._seen(view, layout=layout, place=place, number=close, key=self.key[torch.from_numpy(ids)])
+        return self._seen(view, layout=layout, place=place, number=close)
 
     @property
     def _like(self) -> tuple[Tensor, Tensor | None]:

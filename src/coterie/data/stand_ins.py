@@ -81,6 +81,10 @@ class StandIns(Ragged):
         x[place], y[place] = made.x, made.y
         return replace(made, x=x, y=y, drawn=purpose)
 
+    def renamed(self, names: np.ndarray) -> Ragged:
+        """Refuse: rows lie where the names' draws find them."""
+        raise ConfigError("names of clients of site summaries cannot be hidden", "give clients names that may be told")
+
     def admit(self, step: Step) -> None:
         """Refuse a client function unless sums of products are all that it needs."""
         if not getattr(step, "from_sums", False):

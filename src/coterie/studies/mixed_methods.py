@@ -266,6 +266,7 @@ def _first_phase(planted: Planted, how: Methods, seed: int) -> _First:
             seed=seed,
             descent=how.descent(planted.theta),
             start=start,
+            secret=f"{seed}",  # nobody else takes part in a simulation, which must be repeatable
         )
         return seen(phase, see)
 

@@ -85,13 +85,25 @@ def answering(change: Callable[[Answers], Any]) -> Callable[[Message, Message], 
 
 
 def with_update(change: Callable[[Tensor], Tensor]) -> Callable[[Answers], Answers]:
+    return with_part("update", "sum", change)
+
+
+def with_part(field: str, key: str, change: Callable[[Tensor], Tensor]) -> Callable[[Answers], Answers]:
     def changed(said: Answers) -> Answers:
         parts = {run: dict(fields) for run, fields in said.parts.items()}
         for fields in parts.values():
-            fields["update"] = {**fields["update"], "sum": change(fields["update"]["sum"])}
+            fields[field] = {**fields[field], key: change(fields[field][key])}
         return replace(said, parts=parts)
 
     return changed
+
+
+def with_weights(change: Callable[[Tensor], Tensor]) -> Callable[[Answers], Answers]:
+    return with_part("loss", "weight", change)
+
+
+def with_counts(change: Callable[[Tensor], Tensor]) -> Callable[[Answers], Answers]:
+    return with_part("count", "sum", change)
 
 
 def more_fields(said: Answers) -> Answers:
@@ -109,6 +121,13 @@ def more_fields(said: Answers) -> Answers:
         (answering(with_update(lambda v: v.repeat(1, 10, 1))), r"'update' is torch.float64 \[1, 20, 4\]"),
         (answering(with_update(lambda v: v.float())), "'update' is torch.float32"),
         (answering(more_fields), r"answers \['count', 'loss', 'moved', 'rows', 'update'\] where"),
+        (answering(with_weights(lambda v: v + 1e12)), "the weight of 'loss' is 1e.12, and must be 0 to 1[0-9]"),
+        (answering(with_weights(lambda v: -v)), "a weight of 'loss' is -[0-9]+, and must be 0 to inf"),
+        (answering(with_weights(lambda v: v * torch.nan)), "a weight of 'loss' is nan"),
+        (answering(with_counts(lambda v: v * 1000)), "'count' is [12]000, and must be 0 to 1[0-9]"),
+        (answering(with_counts(lambda v: v - 9)), "'count' is -[0-9], and must be 0 to"),
+        (answering(lambda said: replace(said, lost=10**9)), "it does not say to what, or for whom"),
+        (answering(lambda said: replace(said, ids=None)), "it does not say to what, or for whom"),
         (answering(lambda said: replace(said, number=77)), "answers another request"),
         (answering(lambda said: replace(said, parts={0: 5})), "its answer is malformed"),
         (answering(lambda said: replace(said, parts=7)), "its answer is malformed"),

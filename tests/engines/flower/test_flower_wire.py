@@ -23,8 +23,8 @@ from coterie.algorithms.preparation import Scaling
 from coterie.data.draws import Share
 from coterie.data.remote import Cast, Divided, Part, Scaled
 from coterie.engines.flower import registry
-from coterie.engines.flower.messages import Question, State
-from coterie.engines.flower.wire import fingerprint, from_records, tensors_in, to_records
+from coterie.engines.flower.messages import FROM_NODES, Question, Refusal, State
+from coterie.engines.flower.wire import fingerprint, from_records, from_text, tensors_in, to_records, to_text
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.local import Training
 from coterie.models import Dense, Network, split
@@ -179,7 +179,7 @@ def test_arrays_must_be_what_they_say() -> None:
     array = good["coterie-arrays"]["tensors"]
     header = json.loads(array.data[8 : 8 + int.from_bytes(array.data[:8], "little")])
 
-    def claiming(**lie: Any) -> bytes:
+    def lying(**lie: Any) -> bytes:
         said = json.dumps({"0": {**header["0"], **lie}}).encode()
         return len(said).to_bytes(8, "little") + said + bytes(24)
 
@@ -188,8 +188,8 @@ def test_arrays_must_be_what_they_say() -> None:
         *(
             Array(dtype="uint8", shape=(len(data),), stype="safetensors", data=data)
             for data in (
-                array.data[:-4], b"\x80\x04K\x01.", b"", b"\xff" * 64, claiming(shape=[3, 3]), claiming(dtype="F64"),
-                claiming(data_offsets=[0, 1 << 40]), save({"0": torch.zeros(2, 3, dtype=torch.bfloat16)}),
+                array.data[:-4], b"\x80\x04K\x01.", b"", b"\xff" * 64, lying(shape=[3, 3]), lying(dtype="F64"),
+                lying(data_offsets=[0, 1 << 40]), save({"0": torch.zeros(2, 3, dtype=torch.bfloat16)}),
             )
         ),
     ]  # fmt: skip
@@ -197,6 +197,93 @@ def test_arrays_must_be_what_they_say() -> None:
         records = RecordDict({**good, "coterie-arrays": ArrayRecord({"tensors": lie})})
         with pytest.raises(RunError, match="cannot be read"):
             from_records(records)
+
+
+def claiming(shape: Any, begin: int, end: int, more: int = 0) -> RecordDict:
+    """A message whose tensor is said to be of this shape in these bytes."""
+    said = json.dumps({"0": {"dtype": "F64", "shape": shape, "data_offsets": [begin, end]}}).encode()
+    data = len(said).to_bytes(8, "little") + said + bytes(more)
+    array = Array(dtype="uint8", shape=(len(data),), stype="safetensors", data=data)
+    return RecordDict({**to_records(None), "coterie-arrays": ArrayRecord({"tensors": array})})
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (claiming([1 << 45], 0, 8 << 45), "at most 4,294,967,296 numbers"),
+        (claiming([1 << 45, 0], 0, 0), "at most 4,294,967,296 numbers"),
+        (claiming([0, 1 << 62, 1 << 62], 0, 0), "at most 4,294,967,296 numbers"),
+        (claiming([2], 0, 16, more=8), r"a tensor of shape \[2\] in the bytes 0 to 16 of 8"),
+        (claiming([2], 16, 0, more=16), "in the bytes 16 to 0"),
+        (claiming([-1, -1], 0, 8, more=8), r"a tensor of shape \[-1, -1\]"),
+        (claiming([True], 0, 8, more=8), r"a tensor of shape \[True\]"),
+        (claiming([1] * 13, 0, 8, more=8), "a tensor of shape"),
+        (claiming("[" * 5_000, 0, 8), "a tensor of shape"),
+    ],
+)
+def test_what_a_header_claims_is_held_against_what_is_there(records: RecordDict, said: str) -> None:
+    with pytest.raises(RunError, match=f"a message cannot be read: .*{said}"):
+        from_records(records)
+
+
+def test_no_byte_of_a_message_becomes_two_tensors() -> None:
+    about = {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]}
+    said = json.dumps(dict.fromkeys(map(str, range(1_000)), about)).encode()
+    data = len(said).to_bytes(8, "little") + said + bytes(16)
+    array = Array(dtype="uint8", shape=(len(data),), stype="safetensors", data=data)
+    with pytest.raises(RunError, match="in the bytes 0 to 16 of 16"):
+        from_records(RecordDict({**to_records(None), "coterie-arrays": ArrayRecord({"tensors": array})}))
+
+
+def test_a_flag_is_one_or_nothing() -> None:
+    records = to_records(torch.tensor([True, False]))
+    array = records["coterie-arrays"]["tensors"]
+    array.data = array.data[:-2] + b"\xff\x00"
+    assert int(from_records(records).sum()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 200_000 + "]" * 200_000, "cannot be read: RecursionError"),
+        ('{"tuple": [' * 100 + "]}" * 100, "more than 64 levels or 1,048,576 values"),
+        ("[" + "0," * (1 << 20) + "0]", "more than 64 levels or 1,048,576 values"),
+        ('"' + "a" * (1 << 24) + '"', "no text of at most 16,777,216 characters"),
+        ("1" * 5_000, "cannot be read"),
+        ("1" * 50, "a number beyond 64 bits"),
+        ('"\\ud800"', "cannot be understood"),
+        ("NaN", "NaN is not JSON"),
+        ('{"type": "Dense", "fields": []}', "cannot be understood"),
+        ('{"type": ["Dense"], "fields": {}}', "cannot be understood"),
+        ('{"map": 5}', "cannot be understood"),
+        ('{"type": "Part", "fields": {"' + "x\\u001b" * 1_000 + '": 1}}', "cannot be understood"),
+    ],
+)
+def test_documents_are_read_within_bounds(text: str, said: str) -> None:
+    records = RecordDict({**to_records(None), "coterie-document": ConfigRecord({"json": text})})
+    with pytest.raises(RunError, match=said) as refused:
+        from_records(records)
+    assert len(refused.value.message) < 300
+    assert refused.value.message.isprintable()
+
+
+def test_a_server_makes_nothing_of_what_nodes_do_not_say() -> None:
+    state = State("fit", 3, "fit", 4, 2)
+    assert from_records(to_records(state)) == state
+    assert from_records(to_records(Refusal("n", "no")), FROM_NODES) == Refusal("n", "no")
+    for value in (state, Dense((3, 1), "squared"), train_shared, torch.float32):
+        with pytest.raises(RunError, match="cannot be understood"):
+            from_records(to_records(value), FROM_NODES)
+
+
+def test_a_text_for_a_file_holds_what_a_message_holds() -> None:
+    value = (Refusal("n", "no"), {"t": torch.tensor([0.1, math.nan])})
+    found = from_text(to_text(value))
+    assert found[0] == value[0]
+    assert torch.equal(found[1]["t"].nan_to_num(7.0), value[1]["t"].nan_to_num(7.0))
+    for text in ("", "[]", "{}", '{"document": 1, "tensors": 5}', '{"document": 1, "tensors": "AAAA"}'):
+        with pytest.raises(RunError, match="a file cannot be read"):
+            from_text(text)
 
 
 def test_records_of_others_are_refused() -> None:

@@ -18,6 +18,8 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import seen_by
 from coterie.data.schema import Schema
 from coterie.engines.flower import registry
+from coterie.engines.flower.identity import Identity, hide_names
+from coterie.engines.flower.incoming import check_batch, check_hello, check_room
 from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
 from coterie.engines.flower.state import Private, PrivateFiles, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
@@ -52,7 +54,9 @@ class NodeData:
     modules : mapping
         Networks of one's own by the names that the server has for them.
     opaque : bool
-        Whether the server hears of clients by their keys and not by their names.
+        Whether clients' names are hidden from the server.
+    secret : bytes
+        What names are hidden with: a secret of the federation's nodes. By default the node's own.
     version : str
         What else decides which rows `load` gives: with another one a process reads them anew.
     """
@@ -63,15 +67,16 @@ class NodeData:
     modules: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
     opaque: bool = False
     version: str = ""
+    secret: bytes = field(default=b"", repr=False)
 
 
 def answer(message: Message, holding: NodeData) -> Message:
     """Answer a message of the server."""
-    return Message(answered(message.content, holding), reply_to=message)
+    return Message(answered(message.content, holding, message.metadata.dst_node_id), reply_to=message)
 
 
-def answered(records: RecordDict, holding: NodeData) -> RecordDict:
-    """Answer what a message holds; what cannot be answered is refused with a reason."""
+def answered(records: RecordDict, holding: NodeData, address: int = 0) -> RecordDict:
+    """Answer what a message to this address holds; what cannot be answered is refused with a reason."""
     for name, make in holding.modules.items():
         if name not in registry.named_names():
             registry.register_named(name, make())
@@ -79,8 +84,9 @@ def answered(records: RecordDict, holding: NodeData) -> RecordDict:
     try:
         asked = from_records(records)
         if isinstance(asked, Hello):
-            reply = _introduce(asked, holding)
+            reply = Identity.of(holding.folder).introduced(_introduce(asked, holding), asked, address)
         elif isinstance(asked, Batch):
+            check_batch(asked)
             reply = _reply(asked, holding)
         else:
             raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
@@ -109,18 +115,17 @@ def _introduce(asked: Hello, holding: NodeData) -> Introduction:
             f"the server speaks protocol {asked.protocol} and this node {PROTOCOL}",
             "install the same version of coterie",
         )
+    check_hello(asked)
     PrivateFiles(holding.folder, asked.run).begin()
     clients, _ = _data(holding, None)
     rows = clients.train
-    keys = rows.keys
-    names = tuple(f"{int(key) & (2**64 - 1):016x}" for key in keys) if holding.opaque else tuple(rows.names.tolist())
     counts = {"train": rows.counts}
     for part, there in (("test", clients.test), ("newcomers", clients.newcomers)):
         if there is not None:
             counts[part] = _counts_of(there.names, there.counts, rows.names, part)
     return Introduction(
         holding.name, {name: version(name) for name in ("coterie", "torch")}, tuple(registry.steps()),
-        clients.schema.model_dump_json(), names, keys, counts, _empty_row(clients), clients.fingerprint(),
+        clients.schema.model_dump_json(), tuple(rows.names.tolist()), counts, _empty_row(clients), clients.fingerprint(),
     )  # fmt: skip
 
 
@@ -144,7 +149,7 @@ def _empty_row(clients: Clients) -> Tensors:
 
 def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
     """The node's rows, and what tells them from others; read once by a process."""
-    key = f"{holding.folder}/{holding.name} {holding.version} {schema or ''}"
+    key = f"{holding.folder}/{holding.name} {holding.version} {holding.opaque} {schema or ''}"
     if key not in _loaded:
         clients = holding.load(None if schema is None else Schema.model_validate_json(schema))
         if schema is not None and clients.schema != Schema.model_validate_json(schema):
@@ -152,6 +157,8 @@ def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
                 "this node's columns, levels or classes differ from those of the federation",
                 "give all nodes the same columns and classes",
             )
+        if holding.opaque:
+            clients = hide_names(clients, holding.secret or Identity.of(holding.folder).key("names"))
         _loaded[key] = clients
     _loaded.move_to_end(key)
     sizes = {known: sum(map(_memory, (c.train, c.test, c.newcomers))) for known, c in _loaded.items()}
@@ -197,10 +204,7 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
 
 def _answer(asked: Question, holding: NodeData, private: Private) -> tuple[Answers, Private]:
     worker = _worker(asked, holding)
-    if len(asked.ids) and int(asked.ids.max()) >= worker.rows.n_clients:
-        raise RunError(
-            "the server asks for a client that is not on this node", "start a new run: the node's clients have changed"
-        )
+    check_room(asked, worker.rows.n_clients)
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
     answers = worker.answer(asked.asks, asked.ids)
     parts = {run: found.parts for run, found in answers.items()}

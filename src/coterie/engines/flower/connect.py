@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a Flower grid to clients that can be fitted: wait for nodes, ask who they are, and see that they go together."""
 
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,19 @@ from torch import nn
 from coterie.data.clients import Clients, held_out
 from coterie.data.remote import RemoteRows
 from coterie.data.schema import Schema
+from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.journal import Journal
-from coterie.engines.flower.link import Link, Node
+from coterie.engines.flower.link import Link, Node, same_rows
 from coterie.engines.flower.messages import Introduction
-from coterie.engines.flower.preflight import agreed, rows_of
+from coterie.engines.flower.preflight import left_out, rows_of, schema_of
 from coterie.engines.flower.registry import register_named
 from coterie.engines.flower.server import OnFlower
 from coterie.engines.flower.waits import retry_soon
 from coterie.errors import RunError
 
 __all__ = ["Nodes", "connect"]
+
+_LEAST = 0.5  # of the nodes that were asked for: a run on fewer is not what was asked for
 
 
 class Nodes:
@@ -65,6 +70,7 @@ def connect(
     wait: float = 120.0,
     modules: Mapping[str, nn.Module] | None = None,
     poll: float = 0.2,
+    known: Sequence[Introduction] = (),
     told: Callable[[str], None] = lambda asked: None,
 ) -> Clients:
     """Meet the nodes of a federation.
@@ -89,6 +95,9 @@ def connect(
         Networks of one's own, by the names under which nodes have them.
     poll : float
         Seconds between two looks at what has come.
+    known : sequence of Introduction
+        The nodes with which a run that is continued was begun: nobody else takes part, and who of them is away is waited for
+        no longer than the others.
     told : callable
         Given what is asked, whenever something is asked.
 
@@ -100,17 +109,18 @@ def connect(
     Raises
     ------
     RunError
-        If nodes are missing or do not go together; it names the node.
+        If nodes are missing, or nobody can tell which of them are right; it names the node. Single nodes that refuse, do not
+        answer, or say what cannot be, are left out with a `NodeWarning`.
     """
     for name, module in (modules or {}).items():
         register_named(name, module)
     retry_soon(sys.modules.get(type(grid).__module__))
     link = Link(grid, run, timeout=timeout, poll=poll, told=told)
-    met = _met(link, nodes, wait)
-    said = [met[address] for address in sorted(met, key=lambda a: met[a].node)]
-    schema = agreed(said)
-    address = {one.node: at for at, one in met.items()}
-    link.settle({one.node: Node(one, address[one.node], _unless_own(schema, one)) for one in said})
+    met = _met(link, nodes, wait, {one.node for one in known})
+    there = _together(_recognised(known, met) if known else met, nodes)
+    said = sorted(known or there.values(), key=lambda one: one.node)
+    schema = schema_of(said)
+    link.settle({one.node: Node(one, _address(there, one), _unless_own(schema, one)) for one in said})
     way = Nodes(link)
     train = rows_of(said, schema, way, "train")
     if "test" not in said[0].counts:
@@ -120,23 +130,76 @@ def connect(
     return Clients(schema, train, test if test.layout.n_rows else None)
 
 
-def _met(link: Link, nodes: int, wait: float) -> dict[int, Introduction]:
-    """Wait until enough nodes have said who they are, and everybody who is there has been heard."""
+def _met(link: Link, nodes: int, wait: float, expected: set[str]) -> dict[int, Introduction]:
+    """Wait until enough nodes are there and everybody has been heard; who refuses or is silent is left out, and named."""
     deadline = time.monotonic() + wait
     while True:
         met = link.greet()
-        if link.refusals:
-            address, why = next(iter(link.refusals.items()))
-            raise RunError(f"node {address} cannot take part: {why}", "see its log, and start it again")
-        there = len(list(link.grid.get_node_ids()))
-        if len(met) >= max(nodes, there):
-            return met
+        there = set(link.grid.get_node_ids())
+        refused = {address: why for address, why in link.refusals.items() if address in there}
+        silent = there - met.keys() - refused.keys()
+        lacking = expected - {said.node for said in met.values()}
+        if len(there) >= nodes and not silent and not lacking:
+            break
         if time.monotonic() >= deadline:
-            silent = f", and {there - len(met)} do not say who they are" if there > len(met) else ""
-            raise RunError(
-                f"{there} of {nodes} nodes are online after {wait:g} seconds{silent}", "start the nodes, or wait longer"
-            )
+            if len(there) < nodes and not expected:
+                raise RunError(
+                    f"{len(there)} of {nodes} nodes are online after {wait:g} seconds",
+                    "start the nodes, or wait longer",
+                )
+            break
         time.sleep(link.poll)
+    refused |= dict.fromkeys(silent, f"it has not said who it is in {wait:g} seconds")
+    said = [f"node {address} cannot take part: {why}" for address, why in sorted(refused.items())]
+    if not met:
+        raise RunError(said[0] if said else "no node is online", "see its log, and start it again")
+    _leave_out(said)
+    return met
+
+
+def _together(met: Mapping[int, Introduction], nodes: int) -> dict[int, Introduction]:
+    """Those who go together; half of the nodes that were asked for must be left."""
+    order = sorted(met, key=lambda address: (met[address].node, address))
+    out = left_out([met[address] for address in order])
+    if len(order) - len(out) < max(1, math.ceil(_LEAST * nodes)):
+        left = f"{len(order) - len(out)} of {nodes} nodes can take part"
+        raise RunError(
+            f"{left}: {next(iter(out.values()), 'the others have not said who they are')}", "make nodes agree"
+        )
+    _leave_out(out.values())
+    return {address: met[address] for place, address in enumerate(order) if place not in out}
+
+
+def _recognised(known: Sequence[Introduction], met: Mapping[int, Introduction]) -> dict[int, Introduction]:
+    """Those with whom a run was begun: of their names, with their keys, and with the rows that they had."""
+    before, there = {one.node: one for one in known}, dict[int, Introduction]()
+    for address, said in met.items():
+        one = before.get(said.node)
+        if one is None:
+            _leave_out([f"node '{said.node}' cannot take part: it was not there when the run began"])
+        elif said.public != one.public:
+            _leave_out(
+                [f"node '{said.node}' cannot take part: it does not have the key that it had when the run began"]
+            )
+        elif not same_rows(one, said):
+            _leave_out([f"node '{said.node}' cannot take part: it has other clients or rows than when the run began"])
+        elif said.node not in {other.node for other in there.values()}:
+            there[address] = said
+    if not there:
+        raise RunError(
+            "no node is there with which the run was begun, or its data has changed", "start them, or a new run"
+        )
+    _leave_out(f"node '{name}' is away" for name in sorted(before.keys() - {said.node for said in there.values()}))
+    return there
+
+
+def _address(there: Mapping[int, Introduction], one: Introduction) -> int | None:
+    return next((address for address, said in there.items() if said.node == one.node), None)
+
+
+def _leave_out(why: Iterable[str]) -> None:
+    for said in why:
+        warnings.warn(f"{said}: the run goes on without it", NodeWarning, stacklevel=3)
 
 
 def _unless_own(schema: Schema, node: Introduction) -> str | None:

@@ -2,22 +2,31 @@
 """The server's way to the nodes: who is there, one message to each at a time, and answers as they come."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
+from coterie.engines.flower import NodeWarning
+from coterie.engines.flower.identity import is_proven, new_challenge
+from coterie.engines.flower.incoming import check_introduction, check_reply, printable
 from coterie.engines.flower.journal import Journal
-from coterie.engines.flower.messages import ASK, HELLO, Batch, Hello, Introduction, Refusal, Reply
+from coterie.engines.flower.messages import ASK, FROM_NODES, HELLO, Batch, Hello, Introduction, Refusal, Reply
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.errors import CoterieError
 
-__all__ = ["Called", "Link", "Node"]
+__all__ = ["Called", "Link", "Node", "same_rows"]
 
 T = TypeVar("T", int, str)
+
+# What comes of bytes that are not what Flower's own encoding says they are.
+_UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, DecodeError)
 
 
 @dataclass
@@ -63,7 +72,9 @@ class Link:
         self.journal: Journal | None = None  # where answers are kept, and found again
         self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
         self._greeted: dict[int, str] = {}  # id -> the message that asks who it is
+        self._hellos: dict[int, Hello] = {}  # id -> what it was asked
         self._strangers: dict[int, Introduction] = {}
+        self._one_by_one = False  # whether replies are pulled alone
         self._came: dict[str, Message] = {}  # replies that nobody has taken yet, by what they reply to
 
     # -- who is there -------------------------------------------------------------------------------------------------
@@ -71,18 +82,31 @@ class Link:
         """Ask those who they are who have not been asked, and give what is known so far of those who are new."""
         there = set(self.grid.get_node_ids())
         known = {node.address for node in self.nodes.values()} | self._greeted.keys()
-        self._greeted |= self._push(HELLO, {address: (Hello(self.run), address) for address in sorted(there - known)})
+        new = {address: Hello(self.run, new_challenge()) for address in sorted(there - known)}
+        self._hellos |= new
+        self._greeted |= self._push(HELLO, {address: (hello, address) for address, hello in new.items()})
         self._look()
         for node in self.nodes.values():
             if node.address is not None and node.address not in there:
                 self._greeted.pop(node.address, None)  # it may come back under its id, and is asked again who it is
                 node.address = None
         for address, said in list(self._strangers.items()):
-            node_back = self.nodes.get(said.node)
-            if node_back is not None and node_back.address is None and _same_clients(node_back.said, said):
-                node_back.address, node_back.waiting = address, None  # it comes back under another id
+            known_by_name = self.nodes.get(said.node)
+            if known_by_name is not None and known_by_name.address is None:
                 del self._strangers[address]
+                self._take_back(known_by_name, said, address)
         return {address: said for address, said in self._strangers.items() if address in there}
+
+    def _take_back(self, node: Node, said: Introduction, address: int) -> None:
+        """Let a node that was away be there again, under another id perhaps; another one of its name is not let in."""
+        if said.public != node.said.public:
+            why = "it does not have the key that the node of this name has shown before"
+        elif not same_rows(node.said, said):
+            why = "it has other clients or rows than before"
+        else:
+            node.address, node.waiting = address, None
+            return
+        warnings.warn(f"node '{said.node}' is not taken back: {why}", NodeWarning, stacklevel=2)
 
     def settle(self, nodes: Mapping[str, Node]) -> None:
         """Take in those who are to be asked from now on."""
@@ -157,12 +181,11 @@ class Link:
             said = _content(reply)
             if not isinstance(said, Reply) or said.node != name:
                 raise CoterieError("answers another request")
+            check_reply(said)
             check(said)
             called.answers[name] = said
         except CoterieError as error:
-            called.failed[name] = f"is refused: {error.message}"
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever a node may have put in
-            called.failed[name] = f"is refused: its answer is malformed: {error}"
+            called.failed[name] = f"is refused: {printable(error.message)}"
 
     def _push(self, kind: str, sent: Mapping[T, tuple[Any, int]]) -> dict[T, str]:
         """Push values to their addresses, all at once.  -> the numbers of the messages; "" where one could not be pushed"""
@@ -175,7 +198,7 @@ class Link:
         """Pull what has come: nodes become free, replies are kept, and introductions are noted."""
         by_node = {node.waiting: name for name, node in self.nodes.items() if node.waiting}
         by_address = {message: address for address, message in self._greeted.items() if message}
-        for reply in self.grid.pull_messages([*by_node, *by_address]):
+        for reply in self._pulled([*by_node, *by_address]):
             number = reply.metadata.reply_to_message_id
             if number in by_node:
                 self.nodes[by_node[number]].waiting = None
@@ -183,23 +206,42 @@ class Link:
             elif number in by_address:
                 self._meet(by_address[number], reply)
 
+    def _pulled(self, numbers: list[str]) -> list[Message]:
+        """Pull replies. One that Flower itself cannot read takes all others with it: from then on each is pulled alone.
+
+        What was lost with it is asked again where that is a greeting; a question ends without those answers.
+        """
+        if not self._one_by_one:
+            try:
+                return list(self.grid.pull_messages(numbers))
+            except _UNREADABLE:
+                self._one_by_one = True
+                self._greeted = {address: message for address, message in self._greeted.items() if not message}
+        found: list[Message] = []
+        for number in numbers:
+            with suppress(*_UNREADABLE):
+                found += self.grid.pull_messages([number])
+        return found
+
     def _meet(self, address: int, reply: Message) -> None:
         self._greeted[address] = ""
         try:
             said = _content(reply)
-            if isinstance(said, Introduction):
-                self._strangers[address] = said
-            else:
-                self.refusals[address] = "did not say who it is"
+            if not isinstance(said, Introduction):
+                raise CoterieError("did not say who it is")
+            check_introduction(said)
+            if not is_proven(said, self._hellos[address], address):
+                raise CoterieError(f"calls itself '{said.node}', and does not prove that it has the key that it shows")
+            self._strangers[address] = said
         except CoterieError as error:
-            self.refusals[address] = error.message
+            self.refusals[address] = printable(error.message)
 
 
 def _content(reply: Message) -> Any:
     """What a reply says; Flower's own errors, and the node's, are raised."""
     if reply.has_error():
         raise CoterieError(f"Flower says: {reply.error.reason or 'an error'} (code {reply.error.code})")
-    said = from_records(reply.content)
+    said = from_records(reply.content, FROM_NODES)
     if isinstance(said, Refusal):
         raise CoterieError(said.why, said.hint)
     return said
@@ -212,5 +254,6 @@ def _asked(batches: Mapping[str, Batch]) -> str:
     return ", ".join(steps).replace("_", " ")
 
 
-def _same_clients(a: Introduction, b: Introduction) -> bool:
-    return a.names == b.names and bool((a.counts["train"] == b.counts["train"]).all())
+def same_rows(a: Introduction, b: Introduction) -> bool:
+    """Whether a node has the clients and rows that it had; both were checked."""
+    return (a.names, a.fingerprint) == (b.names, b.fingerprint)

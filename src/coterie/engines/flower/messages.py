@@ -12,19 +12,29 @@ from coterie.engines.private import reveal
 from coterie.protocol import Ask, ByCluster, Lowest, Mean, Stack, Sum, Tensors, WeightedMean
 
 __all__ = [
-    "ASK", "HELLO", "PROTOCOL", "Answers", "Batch", "Hello", "Introduction", "Question", "Refusal", "Reply", "State",
+    "ASK", "FROM_NODES", "HELLO", "PROTOCOL", "Answers", "Batch", "Hello", "Introduction", "Question", "Refusal", "Reply",
+    "State",
 ]  # fmt: skip
 
-PROTOCOL = 2
+PROTOCOL = 3  # 2: one batch for many questions; 3: nodes prove who they are
 HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
 
 
 @register_value
 @dataclass(frozen=True)
 class Hello:
-    """Who are you, and what have you got?"""
+    """Who are you, and what have you got?
+
+    Attributes
+    ----------
+    run : str
+        The run's identity.
+    challenge : str
+        What the node is to sign, drawn for this greeting alone.
+    """
 
     run: str
+    challenge: str = ""
     protocol: int = PROTOCOL
 
 
@@ -44,15 +54,15 @@ class Introduction:
     schema : str
         JSON of its columns and classes.
     names : tuple of str
-        Its clients, or their keys where names are hidden, in the order of its own numbers.
-    keys : Tensor
-        [m] identity of each client for randomness.
+        Its clients, or what stands for their names where these are hidden, in the order of its own numbers.
     counts : dict
         Part -> [m] rows of each client.
     row : dict
         x, y -> a tensor without rows that says shape and precision.
     fingerprint : str
-        What tells its rows from others: a run is not continued on other data.
+        What tells its rows from others, to who has heard it before: a run is not continued on other data.
+    public, proof : str
+        The node's public key, and its signature of the challenge: see `coterie.engines.flower.identity`.
     """
 
     node: str
@@ -60,10 +70,11 @@ class Introduction:
     steps: tuple[str, ...]
     schema: str
     names: tuple[str, ...]
-    keys: Tensor
     counts: Tensors
     row: Tensors
     fingerprint: str
+    public: str = ""
+    proof: str = ""
     protocol: int = PROTOCOL
 
 
@@ -156,6 +167,8 @@ class Refusal:
     why: str
     hint: str = field(default="")
 
+
+FROM_NODES = (Introduction, Reply, Answers, Refusal)  # all that a server makes of what nodes say
 
 for _kind in (
     Ask,

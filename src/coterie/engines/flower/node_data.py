@@ -13,6 +13,7 @@ from coterie.data.clients import Clients
 from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
 from coterie.engines.flower.client import NodeData
+from coterie.engines.flower.identity import read_secret
 from coterie.engines.flower.node_config import node_name, state_folder
 from coterie.errors import ConfigError
 
@@ -32,11 +33,16 @@ def node_data(
 
     Node configuration (``--node-config``): `data`, a file or folder, unless there is a `load_data`; `client` and `target`,
     its columns, where the run does not name them; `name`, distinct in the federation and the same after a restart; `state`,
-    the folder in which clients keep what is theirs, under the node's name.
+    the folder in which clients keep what is theirs, under the node's name; `secret`, a file with what names are hidden with.
     """
     name, folder = node_name(context), state_folder(context)
     reading = str(context.run_config.get("options", ""))
-    return NodeData(name, partial(_load, context, load_data), folder, dict(modules or {}), opaque, reading)
+    secret = (
+        read_secret(Path(str(context.node_config["secret"]))) if opaque and "secret" in context.node_config else b""
+    )
+    return NodeData(
+        name, partial(_load, context, load_data), folder, dict(modules or {}), opaque, reading, secret=secret
+    )
 
 
 def _load(context: Context, load_data: LoadData | None, schema: Schema | None) -> Clients:

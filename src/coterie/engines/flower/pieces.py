@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of nodes: are they what was asked for, and what do they come to together?"""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,11 +12,13 @@ from torch import Tensor
 from coterie.data.ragged import Layout, Ragged
 from coterie.engines.worker import Answer, Worker, same_form
 from coterie.errors import RunError
-from coterie.protocol import Ask, Stack, Tensors
+from coterie.protocol import Ask, ByCluster, Mean, Stack, Tensors, WeightedMean
 
 __all__ = ["Expected", "Piece", "bytes_of", "filled", "joined", "spoiled"]
 
 _KINDS = 32  # of questions whose answers are remembered
+_ROUNDING = 1 + 1e-6  # sums of shares in single precision
+COUNTS = {"answers", "count", "counted", "n", "rows", "there", "weight", "within"}  # fields of answers that count
 
 Parts = dict[str, Tensors]  # field -> what its fold made
 
@@ -58,8 +61,12 @@ class Expected:
         self.seen = [*self.seen[1 - _KINDS :], (one, parts)]
         return parts
 
-    def check(self, ask: Ask, parts: Parts, n_clients: int) -> None:
-        """Refuse an answer that has other fields, shapes or types than it must."""
+    def check(self, ask: Ask, parts: Parts, rows: Tensor) -> None:
+        """Refuse an answer that has other fields, shapes or types than it must, or counts more than there is.
+
+        `rows` [C] are the row counts of those who answer, as their node has introduced them.
+        """
+        n_clients = len(rows)
         wanted = self.of(ask)
         if parts.keys() != wanted.keys():
             raise RunError(f"it answers {sorted(parts)} where {sorted(wanted)} was asked for")
@@ -73,6 +80,34 @@ class Expected:
                 if not isinstance(got, Tensor) or got.dtype != value.dtype or list(got.shape) != shape:
                     said = f"{got.dtype} {list(got.shape)}" if isinstance(got, Tensor) else type(got).__name__
                     raise RunError(f"'{name}' is {said} and not {value.dtype} {shape}")
+            _check_counts(ask, name, parts[name], rows)
+
+
+def _check_counts(ask: Ask, name: str, part: Tensors, rows: Tensor) -> None:
+    """Refuse clients or rows that are not there: weights decide how much a node's answer counts.
+
+    Weights are never below zero. Those of coterie's own client functions are row counts, or at most one for each client.
+    What others weigh by is not known.
+    """
+    how, most = ask.fold[name], float(max(int(rows.sum()), len(rows)))
+    if isinstance(how, Mean):
+        _check_between(f"'{name}' is a mean of", part["count"], len(rows), len(rows))
+    own = ask.step.__module__.startswith("coterie.")
+    if isinstance(how, WeightedMean | ByCluster):
+        total = part["weight"].sum(-1) if isinstance(how, ByCluster) else part["weight"]
+        _check_between(f"a weight of '{name}' is", part["weight"], 0, math.inf)
+        _check_between(f"the weight of '{name}' is", total, 0, most if own else math.inf)
+    if own and name in COUNTS:
+        value = part.get("stack", part.get("sum", rows[:0]))
+        each = rows.clamp(min=1).view(1, -1, *(1,) * (value.dim() - 2)) if isinstance(how, Stack) else most
+        _check_between(f"'{name}' is", value, 0, each)
+
+
+def _check_between(what: str, value: Tensor, least: float, most: "float | Tensor") -> None:
+    wrong = ~((value >= least) & (value <= most * _ROUNDING))  # NaN is wrong, too
+    if bool(wrong.any()):
+        end = float(most.max()) if isinstance(most, Tensor) else most
+        raise RunError(f"{what} {float(value[wrong][0]):g}, and must be {least:g} to {end:g}")
 
 
 def spoiled(ask: Ask, pieces: Sequence[Piece], *, stacks: bool) -> dict[str, str]:

@@ -33,7 +33,8 @@ def register(
     modules : mapping, optional
         The user's own networks: name -> function that makes one.
     opaque : bool
-        Whether to tell the server clients' keys in place of their names.
+        Whether to hide clients' names from the server, by a secret of the node, or that of the federation which `secret` in
+        the node's configuration names.
 
     Examples
     --------

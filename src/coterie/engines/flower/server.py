@@ -211,7 +211,7 @@ class OnFlower:
         if answers.parts.keys() != asks.keys():
             raise RunError(f"it answers for the runs {sorted(answers.parts)} where {sorted(asks)} were asked")
         for run, ask in asks.items():
-            self._expected.check(ask, answers.parts[run], len(own))
+            self._expected.check(ask, answers.parts[run], self.rows.counts[torch.from_numpy(own)])
 
     def _accept(self, node: str, answers: Answers, before: tuple[str, int] | None) -> list[str]:
         """Let an answer count: from now on the node goes on from what it kept, or else from what was there before."""

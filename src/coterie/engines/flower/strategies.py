@@ -3,6 +3,7 @@
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from logging import INFO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,9 +18,13 @@ import coterie.engines.flower.catalogue  # noqa: F401  registers all steps
 from coterie import selection
 from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
+from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.connect import connect
-from coterie.errors import ConfigError
+from coterie.engines.flower.messages import Introduction
+from coterie.engines.flower.registry import register_value
+from coterie.engines.flower.wire import from_text, to_text
+from coterie.errors import ConfigError, RunError
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
 from coterie.methods.linear.structures import Effort
@@ -115,8 +120,9 @@ class CoterieStrategy(Strategy):
             Given what is asked, whenever the nodes are asked.
         """
         chosen = self.options if num_rounds is None else _with_rounds(self.options, num_rounds)
-        name = _identity(folder)
-        clients = _clients(grid, chosen, name, nodes=nodes, timeout=timeout, modules=self.modules, told=told)
+        begun_with = _begun_with(folder)
+        name = begun_with.run
+        clients = _clients(grid, chosen, begun_with, nodes=nodes, timeout=timeout, modules=self.modules, told=told)
         module = next(iter(self.modules.values()), None)
         if folder is None:
             if chosen.method == "auto":
@@ -126,7 +132,7 @@ class CoterieStrategy(Strategy):
             return _result(self.fitted_)
 
         def note() -> None:
-            replace_file(folder / "flower-run", name.encode())
+            _keep(folder, name, clients)
 
         def noted(left_out: list[str]) -> None:
             note()
@@ -213,9 +219,10 @@ def compare(
         check_free(folder)
         kept = answers_of(folder)
         kept.mkdir(parents=True, exist_ok=True)
-        replace_file(kept / "flower-run", _identity(kept).encode())
-    few = FEW if new_clients is None else 0
-    clients = _clients(grid, chosen, _identity(kept), nodes=nodes, timeout=timeout, few=few, told=told)
+    few, begun_with = FEW if new_clients is None else 0, _begun_with(kept)
+    clients = _clients(grid, chosen, begun_with, nodes=nodes, timeout=timeout, few=few, told=told)
+    if kept is not None:
+        _keep(kept, begun_with.run, clients)
     if folder is None:
         return selection.compare(clients, hidden=hidden, seed=seed, quick=quick, effort=effort, watch=watch)
     share = chosen.data.new_clients if clients.newcomers is not None else 0.0
@@ -231,15 +238,35 @@ def _refuse() -> NoReturn:
     )
 
 
-def _identity(folder: Path | None) -> str:
-    """The run's name at the nodes: the same when it is continued."""
+@register_value
+@dataclass(frozen=True)
+class _Begun:
+    """The run's name at the nodes, and who they are: the same when it is continued."""
+
+    run: str
+    nodes: tuple[Introduction, ...] = ()
+
+
+def _begun_with(folder: Path | None) -> _Begun:
     kept = None if folder is None else folder / "flower-run"
-    return kept.read_text() if kept is not None and kept.exists() else uuid.uuid4().hex
+    if kept is None or not kept.exists():
+        return _Begun(uuid.uuid4().hex)
+    found = from_text(kept.read_text(encoding="utf-8"))
+    if not isinstance(found, _Begun):
+        raise RunError(f"{kept} does not say who takes part in the run", "start a new run with another --out")
+    return found
 
 
-def _clients(grid: Grid, chosen: FitOptions, name: str, **how: Any) -> Clients:
+def _keep(folder: Path, run: str, clients: Clients) -> None:
+    assert isinstance(clients.train, RemoteRows)
+    nodes = tuple(node.said for node in clients.train.federation.link.nodes.values())
+    replace_file(folder / "flower-run", to_text(_Begun(run, nodes)).encode())
+
+
+def _clients(grid: Grid, chosen: FitOptions, begun: _Begun, **how: Any) -> Clients:
     data = chosen.data
-    return connect(grid, run=name, test_size=data.test_size, new_clients=data.new_clients, seed=chosen.seed, **how)
+    how |= {"test_size": data.test_size, "new_clients": data.new_clients, "seed": chosen.seed}
+    return connect(grid, run=begun.run, known=begun.nodes, **how)
 
 
 def _group(chosen: FitOptions) -> str:

@@ -76,7 +76,7 @@ def answer_here(records: RecordDict, context: Context) -> RecordDict:
     from coterie.engines.flower.client import answered
     from coterie.engines.flower.node_data import node_data
 
-    return answered(records, node_data(context))
+    return answered(records, node_data(context), context.node_id)
 
 
 def _serve(connection: socket.socket, identity: str, answer: Answer) -> bool:
