@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.inference import adopt_ask
-from coterie.algorithms.mixture_starts import MixtureStart
+from coterie.algorithms.mixture_starts import REVEALED, MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.engines.drive import Program
 from coterie.methods.linear.scores import Judged
 from coterie.methods.linear.structures import Effort, Found
 from coterie.methods.linear.task import Task
 from coterie.methods.mixture.fit import MixtureFit, fit_methods, fit_mixture, log_likelihood
-from coterie.methods.mixture.results import REVEALED
 from coterie.methods.session import Session
 from coterie.models.mixtures import Gaussian
 from coterie.protocol import Tensors

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import em
-from coterie.algorithms.mixture_starts import MixtureStart
+from coterie.algorithms.mixture_starts import REVEALED, MixtureStart
 from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
@@ -21,7 +21,7 @@ from coterie.errors import ConfigError, DataError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.mixture.fit import Choice, choose_components, fit_mixture
 from coterie.methods.mixture.model import Mixtures, ready
-from coterie.methods.mixture.results import EM_METHODS, REVEALED, of_baseline
+from coterie.methods.mixture.results import EM_METHODS, of_baseline
 from coterie.methods.mixture.scores import MixtureScore, row_counts, scored
 from coterie.methods.session import Session, learnt_scaling, newcomers
 from coterie.models.mixtures import Family, Gaussian, Regression
