@@ -35,6 +35,7 @@ from coterie.protocol import Ask, Stack, Sum, WeightedMean
 __all__ = ["ATTACKS"]
 
 ROWS, WARDS = 40, 4
+ALL, SUM = Part("train"), Sum()
 
 
 class Victim:
@@ -73,14 +74,14 @@ class Refused(Exception):  # noqa: N818  it is what is hoped for
     """The node's refusal."""
 
 
-def question(asks: Ask, ids: Any, *, part: Any = Part("train"), views: tuple[View, ...] = (), schema: str | None = None,
+def question(asks: Ask, ids: Any, *, part: Any = ALL, views: tuple[View, ...] = (), schema: str | None = None,
              run: str = "run", number: int = 1) -> Batch:  # fmt: skip
     """A message with one question."""
     state = State("fit", 0, "fit", number, 0)
     return Batch((Question(run, part, views, schema, torch.as_tensor(ids), {0: asks}, state),))
 
 
-def sums(fold: Any = Sum(), d: int = 2) -> Ask:
+def sums(fold: Any = SUM, d: int = 2) -> Ask:
     """The question for sums of all columns."""
     zero = torch.zeros((), dtype=torch.float64)
     return Ask(column_sums, {"mean": torch.zeros(d, dtype=torch.float64), "y_mean": zero, "real": True}, {"sum": fold})

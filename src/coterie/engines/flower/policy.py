@@ -165,24 +165,20 @@ def _check_ids(ids: Tensor, n_clients: int) -> None:
 def _check_individual(rows: Tensor, least: int) -> None:
     few = rows[(rows > 0) & (rows < least)]
     if len(few):
-        raise RunError(
-            f"a client's own values would be of {_counted(int(few.min()), 'row')}, and this node lets those of at least {least} leave",
-            _POLICY,
-        )
+        found = _counted(int(few.min()), "row")
+        raise RunError(f"a client's own values would be of {found}, and this node wants at least {least}", _POLICY)
 
 
 def _check_sums(question: Question, seen: Seen, least: Sums) -> None:
     if len(question.ids) < least.clients:
-        raise RunError(
-            f"a sum would be over {_counted(len(question.ids), 'client')}, and this node lets sums over at least {least.clients} leave",
-            _POLICY,
-        )
+        found = _counted(len(question.ids), "client")
+        raise RunError(f"a sum would be over {found}, and this node wants at least {least.clients}", _POLICY)
     fewest = seen.fewest(question.ids)
     if fewest is not None and fewest < least.rows:
+        found = _counted(fewest, "row")
         raise RunError(
-            f"a sum would be over {_counted(fewest, 'row')}, or over all but {_counted(fewest, 'row')}, and this node lets sums over at least "
-            f"{least.rows} leave", _POLICY,
-        )  # fmt: skip
+            f"a sum would be over {found}, or all but {found}; this node wants at least {least.rows}", _POLICY
+        )
 
 
 def count(file: Path, questions: Sequence[Question], policy: Policy) -> None:
