@@ -6,7 +6,6 @@ The federation is started by the first attack and stopped at the end.
 
 import atexit
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,11 +13,14 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
 
 from benchmarks.attacks import AttackSucceededError
 from coterie.engines.flower.certificates import make_node_key
-from coterie.engines.flower.federation import Federation, down, up
-from coterie.engines.flower.processes import free_port
+from coterie.engines.flower.federation import _TAKEN, Federation, down, up
+from coterie.engines.flower.processes import Process, alive, free_port, kill, start, stop
 from coterie.engines.flower.superlink import Connection, environment, tool
 from coterie.errors import RunError
 
@@ -32,7 +34,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 @client.query()
 def read(message, context):
@@ -159,12 +162,17 @@ def unregistered_node() -> str:
     assert connection.address is not None
     private, _ = make_node_key(home, "mine")
     command = [tool("flower-supernode"), "--root-certificates", str(home / "ca.pem"), "--superlink", connection.address]
-    command += ["--port", str(free_port()), "--max-retries", "1", "--auth-supernode-private-key", str(private)]
-    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=_WAIT, check=False)
-    words = done.stdout + done.stderr
-    if "SuperNode ID" in words or done.returncode == 0:
-        raise AttackSucceededError("a node without a registered key is in")
-    return next(line.strip() for line in words.splitlines() if "401" in line or "denied" in line or "ould not" in line)
+    command += ["--port", str(free_port()), "--auth-supernode-private-key", str(private)]
+    node = start("node", command, log=home / "log", environment=environment(home), folder=home)
+    try:
+        deadline = time.monotonic() + _WAIT
+        while time.monotonic() < deadline and alive(node):
+            if _TAKEN in node.said():
+                raise AttackSucceededError("a node without a registered key is in")
+            time.sleep(0.5)
+    finally:
+        kill(node)
+    return next(line.strip() for line in node.said().splitlines() if line.startswith("[code"))
 
 
 def others_runs() -> str:
@@ -177,9 +185,79 @@ def others_runs() -> str:
     raise AttackSucceededError(f"{len(found['runs'])} runs are listed")
 
 
+def task_of_a_server() -> str:
+    """Fetch the task of a ServerApp, as the process beside the SuperLink does that runs them: then speak to nodes as it."""
+    home, connection = stranger()
+    client = RuntimeHttpClient.from_server_address(
+        server_address=str(connection.address), insecure=False, root_certificates=(home / "ca.pem").read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+    )  # fmt: skip
+    try:
+        client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+    except Exception as error:  # Flower's own kinds of refusals
+        return str(error)
+    finally:
+        client.close()
+    raise AttackSucceededError("tasks are handed out to whoever asks")
+
+
+def unsigned_app() -> str:
+    """Overhear a submitter's word, and run an app with it that the submitter has not signed."""
+    _, made = federation()
+    home, connection = stranger()
+    made.connection.sign_in()
+    if (made.connection.home / "credentials.yaml").exists():  # type: ignore[operator]
+        shutil.copy(made.connection.home / "credentials.yaml", home)  # type: ignore[operator]
+    try:
+        run = str(connection.document("run", str(write_app(home / "app")), connection.name)["run-id"])
+    except RunError as error:
+        return error.message
+    return stolen(said_by(connection, run))
+
+
+def careless_superlink() -> str:
+    """Be the SuperLink, with its certificate, and let everything pass: the node has to refuse by itself."""
+    place, made = federation()
+    home, keys, port = Path(tempfile.mkdtemp(dir=place)), made.folder / "tls", free_port()
+    command = [tool("flower-superlink"), "--ssl-ca-certfile", str(keys / "ca.pem"), "--enable-supernode-auth"]
+    command += ["--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")]
+    command += ["--port", str(port), "--disable-runtime-dependency-installation"]
+    connection = Connection("victim", home, f"127.0.0.1:{port}", str(keys / "ca.pem"))
+    connection.write()
+    around = environment(home)
+    running = [start("link", command, log=home / "link.log", environment=around, folder=home)]
+    try:
+        await_said(running[0], "Uvicorn running")
+        private, public = make_node_key(home, "node")
+        connection.flwr("supernode", "register", str(public), connection.name)
+        command = made.commands["node-0"]
+        for option, value in (("--superlink", f"127.0.0.1:{port}"), ("--auth-supernode-private-key", str(private)),
+                              ("--port", str(free_port()))):  # fmt: skip
+            at = command.index(option) + 1
+            command = [*command[:at], value, *command[at + 1 :]]
+        running.append(start("node", command, log=home / "node.log", environment=around, folder=home))
+        await_said(running[1], _TAKEN)
+        run = str(connection.document("run", str(write_app(home / "app")), connection.name)["run-id"])
+        return stolen(said_by(connection, run))
+    finally:
+        stop(running)
+
+
+def await_said(process: Process, words: str) -> None:
+    """Wait until a process says so."""
+    deadline = time.monotonic() + _WAIT
+    while words not in process.said():
+        if time.monotonic() > deadline or not alive(process):
+            raise RuntimeError(process.said()[-500:])
+        time.sleep(0.2)
+
+
 ATTACKS: dict[str, Callable[[], str]] = {
     "foreign-app": foreign_app,
     "foreign-node": foreign_node,
     "unregistered-node": unregistered_node,
     "others-runs": others_runs,
+    "task-of-a-server": task_of_a_server,
+    "unsigned-app": unsigned_app,
+    "careless-superlink": careless_superlink,
 }

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +21,7 @@ from coterie.engines.flower.policy import read_policy
 from coterie.engines.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.engines.flower.shares import Share, deal
 from coterie.engines.flower.state import owner_only
-from coterie.engines.flower.superlink import Connection, environment, quick_supernode, tool
+from coterie.engines.flower.superlink import Connection, environment, guarded_superlink, quick_supernode, tool
 from coterie.engines.flower.warm_node import await_end
 from coterie.errors import ConfigError, RunError
 
@@ -260,7 +259,7 @@ def _start_link(made: Federation) -> Federation:
     keys = made.folder / "tls"
     program, security = [tool("flower-superlink")], ["--insecure"]
     if made.root_certificates is not None:
-        program = [sys.executable, "-m", "coterie.engines.flower.guarded_link"]
+        program = guarded_superlink()
         security = ["--trusted-entities", str(keys / "trusted.yaml"), "--ssl-ca-certfile", made.root_certificates]
         security += ["--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")]
         security += ["--enable-supernode-auth"]

@@ -15,7 +15,7 @@ from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.state import owner_only
 from coterie.errors import ConfigError, RunError
 
-__all__ = ["QUIET", "Connection", "environment", "quick_supernode", "tool"]
+__all__ = ["QUIET", "Connection", "environment", "guarded_superlink", "quick_supernode", "tool"]
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 _SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds after which Flower looks for work; its default is 1
@@ -32,6 +32,11 @@ def tool(name: str) -> str:
 def quick_supernode() -> list[str]:
     """The command of a SuperNode that is quicker between two messages than Flower's own."""
     return [sys.executable, "-m", "coterie.engines.flower.supernode"]
+
+
+def guarded_superlink() -> list[str]:
+    """The command of a SuperLink that is for submitters with a key only."""
+    return [sys.executable, "-m", "coterie.engines.flower.guarded_link"]
 
 
 def environment(home: Path | None, *, threads: int | None = None) -> dict[str, str]:
