@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 
 import coterie.engines.flower.catalogue  # noqa: F401  registers all steps
 from benchmarks.attacks import AttackSucceededError
-from coterie.algorithms.fedavg import train_private
+from coterie.algorithms.fedavg import train_private, train_shared
 from coterie.algorithms.preparation import column_sums
 from coterie.data.draws import First, Share
 from coterie.data.draws import Fold as FoldRule
@@ -29,6 +29,7 @@ from coterie.engines.flower.messages import Batch, Hello, Introduction, Question
 from coterie.engines.flower.node_data import node_data
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.engines.private import reveal
+from coterie.local import Training
 from coterie.models import linear_regression
 from coterie.protocol import Ask, Stack, Sum, WeightedMean
 
@@ -193,6 +194,23 @@ def _drawn(rows: Any, view: Divided) -> np.ndarray:
     return np.flatnonzero(view.rule.takes(ranks, rows.layout.counts[rows.owners]))
 
 
+def batches_of_a_row(victim: Victim) -> str:
+    """Let a ward take one step with one row: from zero a linear model moves by the row, times its target."""
+    model = linear_regression(2)
+    shared = {
+        "model": model, "theta": torch.zeros(3, dtype=torch.float64), "step_size": torch.tensor(1.0, dtype=torch.float64),
+        "key": torch.tensor(3), "training": Training(steps=1, batch_size=1), "by_rows": False,
+    }  # fmt: skip
+    ask = Ask(train_shared, shared, {"update": WeightedMean("weight")})
+    moved = got(
+        victim.asked(
+            question(ask, [0]),
+        ),
+        "update",
+    ).double()
+    return f"{victim.rows_in(moved[:2] / moved[2])} row in one question"
+
+
 def values_as_levels(victim: Victim) -> str:
     """Let a column of numbers be categories: nodes tell their levels."""
     columns = json.loads(victim.asked(Hello("run")).schema)["columns"]
@@ -238,6 +256,7 @@ ATTACKS: dict[str, Callable[[], str]] = {
     "one-row-less": attack(one_row_less),
     "a-fold-for-every-row": attack(a_fold_for_every_row),
     "random-halves": attack(random_halves),
+    "batches-of-a-row": attack(batches_of_a_row),
     "values-as-levels": attack(values_as_levels, options={"data": {"categorical": ["a"]}}),
     "values-as-classes": attack(values_as_classes, options={"data": {"task": "classification"}}),
     "private-models": attack(private_models),

@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> None:
         trusted = read_trusted(Path(_taken(given)))
     except CoterieError as error:
         sys.exit(str(error))
-    flower.load_control_authn_plugin = lambda: Submitters(trusted)
+    _put(flower, "load_control_authn_plugin", lambda: Submitters(trusted))
     _hand_on_signatures(trusted)
     with tempfile.TemporaryDirectory(prefix="coterie-link-") as folder:  # nobody else may enter it
         secret = Path(folder) / "secret"
@@ -79,11 +79,13 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.argv = ["flower-superlink", *given, "--isolation", "process", "--superexec-auth-secret-file", str(secret)]
         serve = flower._run_superlink_http_api
 
-        def serve_with_tasks(lifespan_config: Any) -> None:
+        def serve_guarded(lifespan_config: Any) -> None:
+            if not isinstance(lifespan_config.authn_plugin, Submitters) or not lifespan_config.superexec_auth_secret:
+                sys.exit("this version of Flower cannot be guarded: use another one")
             _start_tasks(lifespan_config, secret)
             serve(lifespan_config)
 
-        flower._run_superlink_http_api = serve_with_tasks
+        _put(flower, "_run_superlink_http_api", serve_guarded)
         flower.flower_superlink()
 
 
@@ -110,8 +112,15 @@ def _hand_on_signatures(trusted: Trusted) -> None:
         _signatures.set(said)
         return start_run(request, *args, **more)
 
-    control_handlers.start_run = start_signed
-    control_handlers.Fab = lambda name, content, _: Fab(name, content, _signatures.get())
+    _put(control_handlers, "start_run", start_signed)
+    _put(control_handlers, "Fab", lambda name, content, _: Fab(name, content, _signatures.get()))
+
+
+def _put(module: Any, name: str, value: Any) -> None:
+    """Put something of ours in the place of Flower's; where there is no such place, nothing would be guarded."""
+    if not hasattr(module, name):
+        sys.exit(f"this version of Flower has no {module.__name__}.{name}: use another one")
+    setattr(module, name, value)
 
 
 def _start_tasks(said: Any, secret: Path) -> None:

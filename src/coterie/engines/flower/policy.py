@@ -151,6 +151,19 @@ def check_rows(question: Question, seen: Seen, policy: Policy) -> None:
         _check_individual(rows, policy.individual.rows)
     if not all(how.individual for how in told):
         _check_sums(question, seen, policy.sums)
+    for ask in question.asks.values():
+        _check_drawn(ask, rows, policy.sums.rows)
+
+
+def _check_drawn(ask: Ask, rows: Tensor, least: int) -> None:
+    """Refuse minibatches and parts of too few rows: client functions draw them by these names, as the server says."""
+    sizes = [getattr(value, "batch_size", None) for value in ask.shared.values()] + [ask.shared.get("batch_size")]
+    drawn = [rows.clamp(max=size) for size in sizes if size is not None]
+    drawn += [rows // ask.shared["resample"]] if ask.shared.get("resample") else []
+    for some in drawn if ask.fold else ():
+        if int(some.sum()) < min(least, int(rows.sum())):
+            found = _counted(int(some.sum()), "row")
+            raise RunError(f"'{ask.step.__name__}' would draw {found}, and this node wants at least {least}", _POLICY)
 
 
 def _check_ids(ids: Tensor, n_clients: int) -> None:
