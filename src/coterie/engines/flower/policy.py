@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from coterie.data.remote import Cast, Divided, Part, Scaled
+from coterie.data.remote import Cast, Divided, Folded, Part, Scaled, View
 from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower import registry
 from coterie.engines.flower.divisions import Seen
@@ -210,10 +210,17 @@ def count(file: Path, questions: Sequence[Question], policy: Policy) -> None:
 
 def _rows_named(question: Question) -> str:
     """A word for the set of rows that a question is about, the same for those that are left; none for all of them."""
-    views = tuple(view for view in question.views if not isinstance(view, Scaled | Cast))
+    part, views = question.part, _dividing(question.views)
     if views and isinstance(views[-1], Divided):
         views = (*views[:-1], replace(views[-1], taken=True))
-    return "" if isinstance(question.part, Part) and not views else fingerprint((question.part, views))
+    if isinstance(part, Folded):
+        part = replace(part, views=_dividing(part.views), test_views=_dividing(part.test_views))
+    return "" if isinstance(part, Part) and not views else fingerprint((part, views))
+
+
+def _dividing(views: tuple[View, ...]) -> tuple[View, ...]:
+    """What is done to rows, but for what changes their numbers only."""
+    return tuple(view for view in views if not isinstance(view, Scaled | Cast))
 
 
 def _counted(n: int, what: str) -> str:
