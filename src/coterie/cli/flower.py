@@ -221,6 +221,20 @@ def key_command(file: Annotated[Path, typer.Argument(help="Where to write the ke
     print(public_line(file))
 
 
+@app.command("submit")
+def submit_command(
+    app_folder: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app of your own.")],
+    superlink: Superlink = None,
+    root_certificates: Certificates = None,
+    key: Key = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Sign an app of your own and let the SuperLink run it, as `flwr run` does without a signature."""
+    with tempfile.TemporaryDirectory() as home:
+        connection, _ = _reach(superlink, root_certificates, False, key, folder, Path(home))
+        out.print(f"run {connection.start(app_folder.absolute())}")
+
+
 @app.command("register")
 def register_command(
     public: Annotated[Path, typer.Argument(help="The public key of a node (ECDSA).")],
