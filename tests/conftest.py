@@ -5,7 +5,9 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on small problems threads cost more than they bring
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,6 +22,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-golden", choices=["words", "all"], help="write tests/golden/expected anew: see test_golden.py"
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _everything_that_is_asked_is_declared() -> Iterator[None]:
+    """Let every test fail that asks one of coterie's client functions for more than it says may leave a client."""
+    from coterie.engines import worker
+    from coterie.engines.private import reveal
+    from coterie.protocol import not_declared
+
+    answer = worker.Worker.answer
+
+    def checked(self: worker.Worker, asks: Any, ids: Any) -> Any:
+        for ask in asks.values():
+            if ask.step.__module__.startswith("coterie.") and ask.step is not reveal:
+                assert (why := not_declared(ask)) is None, why
+        return answer(self, asks, ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.Worker, "answer", checked)
+        yield
 
 
 @pytest.fixture(scope="session")

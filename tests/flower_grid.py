@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Message
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
 
 import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.data.clients import Clients
@@ -18,6 +20,8 @@ from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
 from coterie.engines.flower.client import NodeData, answer
 from coterie.engines.flower.connect import connect
+from coterie.engines.flower.server import OnFlower
+from coterie.engines.private import kept_on_node
 
 Spoil = Callable[[Message, Message], Message | None]
 
@@ -120,6 +124,12 @@ def dealt(rows: Ragged, folder: Path, *, nodes: int, classes: int = 0) -> dict[i
 
         holdings[100 + (7 * i) % nodes] = NodeData(f"node-{i}", load, folder / f"node-{i}")
     return holdings
+
+
+def kept(engine: OnFlower, folder: Path, name: str) -> Tensor:
+    """What clients keep on the nodes of `dealt`, by their names, as their nodes' owners would read it.  [M, ...]"""
+    names, value = kept_on_node(folder, engine.private.record(name))
+    return value[torch.from_numpy(np.argsort(names))]
 
 
 def connected(

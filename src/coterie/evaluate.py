@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.local import chosen, client_losses, outputs, own_outputs, worst_if_nan
 from coterie.models import Model, row_loss
-from coterie.protocol import Ask, Block, Stack, Sum, Tensors, from_sums
+from coterie.protocol import Ask, Block, Stack, Sum, Tensors, answers, from_sums
 
 __all__ = [
     "Labels",
@@ -138,6 +138,7 @@ def target_ask(about: Tensor) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(label=Stack(), losses=Stack(), margin=Stack(), margin_error=Stack(), metric=Stack(), rows=Stack())
 @from_sums
 def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Compare all models on a client's rows."""
@@ -166,6 +167,7 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     return reply, {"placed": label}
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack())
 @from_sums
 def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's given model on its rows."""
@@ -173,18 +175,21 @@ def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     return judged(shared["model"], scores, data), {}
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack())
 @from_sums
 def measure_placed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge the model that each client was placed at on its rows."""
     return measure(shared, {"label": private["placed"]}, {}, data)
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack())
 @from_sums
 def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's private model on its rows, and leave it as it is."""
     return judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
 
 
+@answers(n=Sum(), sum=Sum(), square=Sum())
 @from_sums
 def target_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums over a client's targets."""

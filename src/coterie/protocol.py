@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,8 +46,11 @@ __all__ = [
     "Sum",
     "Tensors",
     "WeightedMean",
+    "answers",
     "from_sums",
+    "not_declared",
     "one_run_at_a_time",
+    "reveals",
     "run_of",
     "slot",
     "together",
@@ -184,6 +187,8 @@ class Step(Protocol):
 class Fold(Protocol):
     """How one field of the reply leaves a worker."""
 
+    individual: ClassVar[bool]  # whether values of single clients leave, and not only sums over clients
+
     @property
     def needs(self) -> tuple[str, ...]:
         """Further fields of the reply that the fold reads."""
@@ -200,6 +205,8 @@ class Fold(Protocol):
 
 class _Additive:
     """A fold whose parts are sums: it may be streamed, tree-reduced, securely aggregated."""
+
+    individual: ClassVar[bool] = False
 
     def merge(self, a: Tensors, b: Tensors) -> Tensors:
         return {name: a[name] + b[name] for name in a}
@@ -322,6 +329,7 @@ class ByCluster(_Additive):
 class Stack:
     """Every client's own value, in the order of `Replies.ids`: only where the paper needs individual replies."""
 
+    individual: ClassVar[bool] = True
     needs: tuple[str, ...] = ()
 
     def part(self, value: Tensor, reply: Tensors) -> Tensors:
@@ -354,6 +362,7 @@ class Lowest:
         How many.
     """
 
+    individual: ClassVar[bool] = True
     by: str
     tie: str
     n: int
@@ -525,6 +534,47 @@ class _Member:
             return
         self._several = isinstance(wanted, tuple)
         self.asks = wanted if isinstance(wanted, tuple) else (wanted,)
+
+
+Declared = Fold | type[Fold]  # a fold as it is asked, or of this kind with whatever it is given
+
+
+def answers(**fields: Declared | tuple[Declared, ...]) -> Callable[[_AnyStep], _AnyStep]:
+    """Say which fields of a client function's reply may leave a client, and by which folds; nothing else may be asked.
+
+    >>> @answers(loss=WeightedMean("n"), label=Stack())
+    ... def judge(shared, each, private, data): ...
+    """
+
+    def declared(step: _AnyStep) -> _AnyStep:
+        step.answers = {name: how if isinstance(how, tuple) else (how,) for name, how in fields.items()}  # type: ignore[attr-defined]
+        return step
+
+    return declared
+
+
+def reveals(*names: str) -> Callable[[_AnyStep], _AnyStep]:
+    """Say which of the private fields that a client function keeps the server may ask for after a fit; no other."""
+
+    def declared(step: _AnyStep) -> _AnyStep:
+        step.reveals = frozenset(names)  # type: ignore[attr-defined]
+        return step
+
+    return declared
+
+
+def not_declared(ask: Ask) -> str | None:
+    """Why an ask wants more than its client function lets leave, in words; None if it does not."""
+    name, said = ask.step.__name__, getattr(ask.step, "answers", None)
+    if said is None:
+        return f"'{name}' does not say what may leave a client"
+    for field_, how in ask.fold.items():
+        if field_ not in said:
+            return f"'{field_}' of '{name}' does not leave a client"
+        if not any(how == one or (isinstance(one, type) and isinstance(how, one)) for one in said[field_]):
+            allowed = " or ".join(one.__name__ if isinstance(one, type) else repr(one) for one in said[field_])
+            return f"'{field_}' of '{name}' leaves a client as {allowed} and not as {how!r}"
+    return None
 
 
 def from_sums(step: _AnyStep) -> _AnyStep:

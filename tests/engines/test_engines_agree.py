@@ -24,6 +24,7 @@ from coterie.engines.checkpoint import load_tensors
 from coterie.engines.engine_for import engine_for
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.registry import register_named
+from coterie.engines.flower.server import OnFlower
 from coterie.engines.flower.wire import tensors_in
 from coterie.engines.in_process import InProcess
 from coterie.methods.cluster_models import ClusterModels
@@ -33,7 +34,7 @@ from coterie.participation import VirtualClock
 from coterie.registry import METHODS
 from coterie.runs.folder import begin_run, finish_run, load_run
 from coterie.selection import compare
-from flower_grid import MemoryGrid, connected, dealt
+from flower_grid import MemoryGrid, connected, dealt, kept
 from helpers import CASES, LAPLACE, MODULE, Case, assert_same_state, federation, state_tensors
 
 DOUBLE, SINGLE = 1e-10, 1e-6
@@ -75,9 +76,10 @@ def test_every_algorithm_gives_the_same_and_no_row_leaves_its_node(case: Case, t
     done, wanted = far.run([case.program(0)]), here.run([case.program(0)])
     assert_same_state(done.states[0], wanted.states[0], atol=case.rounding * DOUBLE)
     assert_no_row_in(grid, rows)
-    for kept in far.revealed([0]) if here.private else ():
-        for name, value in here.private[0].items():
-            torch.testing.assert_close(kept[name], value, rtol=case.rounding * DOUBLE, atol=case.rounding * DOUBLE)
+    assert isinstance(far, OnFlower)
+    for name, value in here.private.get(0, {}).items():
+        there_kept = kept(far, tmp_path, name)
+        torch.testing.assert_close(there_kept, value, rtol=case.rounding * DOUBLE, atol=case.rounding * DOUBLE)
 
 
 def test_a_row_in_a_message_would_be_noticed(tmp_path: Path) -> None:

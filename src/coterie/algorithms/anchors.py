@@ -24,7 +24,7 @@ from coterie.algorithms.starts import exchanged, first_smallest, serve
 from coterie.local import worst_if_nan
 from coterie.local.row_space import features
 from coterie.models import Dense
-from coterie.protocol import Ask, Block, ByCluster, Lockstep, Replies, Save, Stack, Tensors
+from coterie.protocol import Ask, Block, ByCluster, Lockstep, Replies, Save, Stack, Tensors, answers
 
 __all__ = ["Anchors", "Grouping", "badly_served", "first_anchors", "group_anchors", "introduce", "nearest_anchor"]
 
@@ -229,12 +229,14 @@ def _centres(local: Tensor, chosen: Tensor, delta: float) -> tuple[Tensor, Tenso
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(n=Stack(), draw=Stack())
 def introduce(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Say how many rows a client has, and its lot."""
     draw = keys.uniform(keys.key(shared["key"][:, None], data.keys), 1)[..., 0]  # [S, C]
     return {"n": data.n[None], "draw": draw}, {}
 
 
+@answers(loss=ByCluster("share"))
 def nearest_anchor(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Total loss of a client under every anchor's model, and which of them serves it best.  -> [S, C, A] each"""
     theta = each["copies"][:, :, 0] if "copies" in each else shared["theta"]

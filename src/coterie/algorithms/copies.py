@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Tensors
+from coterie.protocol import Ask, Block, Replies, Save, Stack, Tensors, answers
 
 __all__ = ["There", "answer_to", "fresh", "perturbed", "residuals", "who_is_there"]
 
@@ -56,6 +56,7 @@ def perturbed(points: Tensor, lots: Tensor, noise: float, secret: str, *about: i
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(lot=Stack())
 def answer_to(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Say that the client is there, and its lot."""
     return {"lot": keys.key("lot", data.keys)[None]}, {}

@@ -18,7 +18,7 @@ from coterie.algorithms.averaging import State, averaged
 from coterie.algorithms.fedrep import first_model
 from coterie.local import Training, client_losses, own_outputs, train
 from coterie.models import Model
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, answers
 
 __all__ = ["State", "ditto", "new_client", "train_both"]
 
@@ -91,6 +91,7 @@ def new_client(step_size: float, training: Training, lam: float) -> tuple[float,
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(update=WeightedMean("weight"), loss=WeightedMean("n"), n=Sum())
 def train_both(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Train the common model and send how far it moved; train the own one, pulled to what was received, and keep it.
 

@@ -27,10 +27,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.mixture_starts import MixtureStart, Started, aligned_start, fresh_mixture, own_scale
+from coterie.algorithms.mixture_starts import REVEALED, MixtureStart, Started, aligned_start, fresh_mixture, own_scale
 from coterie.errors import ConfigError
 from coterie.models.families import Family, expect, gradient_step, shares, typical_length
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, answers, reveals
 
 __all__ = ["Sharing", "State", "begin", "em", "em_step", "own_parameters"]
 
@@ -210,6 +210,17 @@ def _own(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(
+    n=Sum(),
+    loss=WeightedMean("n"),
+    moved=WeightedMean("n"),
+    rows=Sum(),
+    moments=Sum(),
+    step=(WeightedMean("n"), Sum()),
+    answers=Sum(),
+    scatter=Sum(),
+)
+@reveals(*REVEALED)
 def em_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """E-step; then the M-step, or the sums that it needs."""
     family, sharing, present = shared["family"], shared["sharing"], data.n > 0

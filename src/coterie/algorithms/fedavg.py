@@ -16,7 +16,7 @@ from coterie.algorithms.averaging import State, averaged
 from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves, worst_if_nan
 from coterie.local.least_squares import gram, ridge, solve_ridge
 from coterie.models import Dense, Model
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, from_sums
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, answers, from_sums
 
 __all__ = ["LocalState", "RidgeState", "State", "fedavg", "local_models", "local_ridge", "pooled_ridge"]
 
@@ -156,6 +156,7 @@ def local_ridge(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(update=WeightedMean("weight"), loss=WeightedMean("n"), n=Sum())
 @from_sums
 def train_shared(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
@@ -171,6 +172,7 @@ def train_shared(
     return {"update": update, "loss": loss.to(torch.float64), "n": n, "weight": weight}, {}
 
 
+@answers(loss=WeightedMean("n"))
 @from_sums
 def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Go on training the client's own model, for one round or several."""
@@ -185,6 +187,7 @@ def train_private(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {"loss": loss.to(torch.float64), "n": n}, {"theta": theta}
 
 
+@answers(loss=Sum())
 @from_sums  # rows that stand in for others lie where the draw for "validation" finds them
 def try_penalties(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Total loss on rows that a client holds out, of its ridge regression on the others with each penalty.  [S, C, L]"""
@@ -206,6 +209,7 @@ def _held_out(data: Block, key: Tensor, share: float) -> tuple[Block, Block]:
     )
 
 
+@answers(gram=Sum(), n=Sum())
 @from_sums
 def products(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums of products for exact ridge regression."""

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms import em as plain
-from coterie.algorithms.mixture_starts import MixtureStart, fresh_mixture
+from coterie.algorithms.mixture_starts import REVEALED, MixtureStart, fresh_mixture
 from coterie.errors import ConfigError
 from coterie.models.families import Family, expect, shares, typical_length
 from coterie.models.mixtures import Gaussian, Regression
-from coterie.protocol import Ask, Block, Fold, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Fold, Replies, Save, Sum, Tensors, WeightedMean, answers, reveals
 
 __all__ = ["State", "describe", "fedgmm", "joint_step", "marginal"]
 
@@ -164,6 +164,7 @@ def marginal(private: Tensors) -> Tensor:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(moments=Sum(), scatter=Sum())
 def describe(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums over a client's features: one component holds all rows."""
     family, all_rows = shared["family"], data.real[None, :, :, None].to(data.x.dtype)
@@ -171,6 +172,8 @@ def describe(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
     return {"moments": family.moments(all_rows, data), "scatter": family.scatter(zero, all_rows, data)}, {}
 
 
+@answers(n=Sum(), loss=WeightedMean("n"), step=WeightedMean("n"), scatter=Sum(), part_moments=Sum(), part_scatter=Sum())
+@reveals(*REVEALED)
 def joint_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """E-step over parts and regressions together, and M-steps: parts' means are sent as the sums that they are made of."""
     family, features = shared["family"], shared["features"]

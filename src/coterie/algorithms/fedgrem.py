@@ -38,11 +38,11 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.central import central_update, central_weights, drawn, shrunk
-from coterie.algorithms.mixture_starts import NEAR, MixtureStart, Started, aligned_start, fresh_mixture
+from coterie.algorithms.mixture_starts import NEAR, REVEALED, MixtureStart, Started, aligned_start, fresh_mixture
 from coterie.algorithms.neighbours import fresh_centre, own_centre, tell_centres
 from coterie.algorithms.outliers import chance, outlier_scores, scored, usual
 from coterie.models.families import Family, expect, gradient_step, shares, typical_length
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, WeightedMean, answers, reveals
 
 __all__ = ["Penalty", "State", "central_update", "estimates", "fedgrem", "gradient_em", "scores", "shrunk"]
 
@@ -311,6 +311,17 @@ def _change(before: State, after: State, family: Family, part: Tensor) -> float:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(
+    estimate=Stack(),
+    n=Stack(),
+    away=Stack(),
+    scatter=Sum(),
+    within=Sum(),
+    shares=Sum(),
+    counted=Sum(),
+    loss=WeightedMean("n"),
+)
+@reveals(*REVEALED)
 def gradient_em(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Local update: E-step, proportions, and a gradient step from the estimate of the last central update."""
     if shared["batch_size"] is not None:

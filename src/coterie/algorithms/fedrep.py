@@ -20,7 +20,7 @@ from coterie.algorithms.averaging import State, averaged
 from coterie.local import Training
 from coterie.local.personal import hold, share_of_work
 from coterie.models import Model, Part, last_layers, split
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, answers
 
 __all__ = ["State", "fedrep", "first_model", "new_client", "partly_shared", "train_in_turn"]
 
@@ -136,6 +136,7 @@ def new_client(step_size: float, head: Training) -> tuple[float, Training]:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(update=WeightedMean("weight"), loss=WeightedMean("n"), n=Sum())
 def train_in_turn(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[dict[str, Any], Tensors]:

@@ -15,7 +15,7 @@ from coterie import keys
 from coterie.algorithms.fedavg import LocalState, train_private
 from coterie.local import Training
 from coterie.models import Model
-from coterie.protocol import Ask, Block, Replies, Save, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Tensors, WeightedMean, answers
 
 __all__ = ["fine_tuning", "train_unvisited", "tuning_ask"]
 
@@ -76,6 +76,7 @@ def tuning_ask(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(loss=WeightedMean("n"))
 def train_unvisited(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Train the common model where the client has none of its own yet."""
     common = {"theta": shared["theta"][:, None].expand(private["theta"].shape)}

@@ -32,6 +32,7 @@ from coterie.protocol import (
     Sum,
     Tensors,
     WeightedMean,
+    answers,
     from_sums,
 )
 
@@ -231,6 +232,9 @@ def _relative_change(new: Tensor, old: Tensor) -> float:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(
+    update=(ByCluster("share"), ByCluster("share", per_cluster=True)), count=Sum(), moved=Sum(), loss=WeightedMean("n")
+)
 @from_sums
 def assign_and_train(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /

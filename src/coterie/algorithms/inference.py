@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coterie.models.families import Family, expect, shares
 from coterie.models.mixtures import Regression
-from coterie.protocol import Ask, Block, Stack, Sum, Tensors
+from coterie.protocol import Ask, Block, Stack, Sum, Tensors, answers
 
 __all__ = ["about_centre", "adopt", "adopt_ask", "error_ask", "expectations", "spread_ask", "squared_errors"]
 
@@ -76,6 +76,7 @@ def expectations(family: Regression, line: Tensor, data: Block) -> Tensor:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(weights=Stack(), likelihood=Stack(), deviation=Stack(), n=Stack())
 def adopt(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """EM in the proportions alone."""
     density = shared["family"].log_density(shared["theta"][:, None], shared["scale"][:, None], data)  # [S, C, N, R]
@@ -90,6 +91,7 @@ def adopt(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     return {"weights": weights, "likelihood": likelihood, "deviation": deviation, "n": data.n[None]}, {}
 
 
+@answers(scatter=Sum(), n=Sum())
 def about_centre(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Scatter of a client's rows about the centre."""
     family = shared["family"]
@@ -100,6 +102,7 @@ def about_centre(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
     return {"scatter": scatter, "n": (good * data.n).to(torch.float64)}, {}
 
 
+@answers(error=Stack(), n=Stack())
 def squared_errors(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Mean squared error of every client's own line."""
     made = torch.stack([expectations(shared["family"], line, data) for line in each["line"]])  # [S, C, N]

@@ -28,6 +28,7 @@ from coterie.protocol import (
     Sum,
     Tensors,
     WeightedMean,
+    answers,
     one_run_at_a_time,
 )
 
@@ -192,6 +193,7 @@ def _orthonormal(b: Tensor) -> Tensor:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(product=WeightedMean("weight"), square=WeightedMean("weight"), weight=Sum())
 @one_run_at_a_time
 def multiply_squares(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
@@ -203,6 +205,7 @@ def multiply_squares(
     return {"product": product, "square": square.sum(1), "weight": _counts(data, shared["by_rows"])}, {}
 
 
+@answers(update=WeightedMean("weight"), loss=WeightedMean("weight"), weight=Sum())
 @one_run_at_a_time
 def improve_representation(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /

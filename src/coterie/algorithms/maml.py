@@ -18,7 +18,7 @@ from coterie.errors import ConfigError
 from coterie.local import Training, client_losses, outputs
 from coterie.local.sgd import batches, begin, in_chunks, numbers_held
 from coterie.models import Model
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, answers
 
 __all__ = ["State", "maml", "meta_train", "new_client"]
 
@@ -105,6 +105,7 @@ def new_client(alpha: float, tune_steps: int) -> tuple[float, Training]:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(update=WeightedMean("weight"), loss=WeightedMean("n"), n=Sum(), left_out=Sum())
 def meta_train(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Take local meta-steps from the model that everybody got, and send how far it moved."""
     model, theta = shared["model"], shared["theta"]  # [S, P]

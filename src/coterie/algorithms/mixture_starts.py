@@ -23,12 +23,18 @@ from coterie.algorithms.alignment import align
 from coterie.algorithms.outliers import chance, outlier_scores
 from coterie.local.k_means import k_means
 from coterie.models.families import Family, expect, shares
-from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors
+from coterie.protocol import Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, reveals
 
-__all__ = ["NEAR", "MixtureStart", "Started", "aligned_start", "fit_locally", "fresh_mixture", "own_scale", "renumber"]
+__all__ = [
+    "NEAR", "REVEALED", "MixtureStart", "Started", "aligned_start", "fit_locally", "fresh_mixture", "own_scale", "renumber",
+]  # fmt: skip
 
 Run = Generator[Ask | Save, Replies | None, Any]
 
+REVEALED = frozenset((
+    "alone", "begun", "centre", "has_scale", "joint", "mixed", "mixes", "own_scale", "rate", "stride", "tilde", "told",
+    "weights",
+))  # fmt: skip  # what clients tell of their own mixtures after a fit: see docs/privacy.md
 _ATTEMPTS = 2  # fits of a mixture whose scale is estimated: each in the metric that came of the one before
 _TIE = 1e-9  # likelihoods, relative, that are the same: rounding must not decide
 _COLD = 0.05  # densities begin with this power, and have their own from halfway on
@@ -138,6 +144,8 @@ def _numbered(family: Family, start: MixtureStart, seed: int, got: Replies, scal
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(theta=Stack(), n=Stack())
+@reveals(*REVEALED)
 def fit_locally(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit a mixture from several starts at once, and go on with the best."""
     runs, key, scale = len(shared["key"]), shared["key"], shared["scale"]
@@ -204,6 +212,7 @@ def _anneal(family: Family, theta: Tensor, scale: Tensor, data: Block, steps: in
     return theta, expect(family.log_density(theta, scale, data), weights, data)[1]
 
 
+@answers(scatter=Sum(), within=Sum(), rows=Sum())
 def renumber(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Call components as the server says, and say how rows scatter about them."""
     family, order = shared["family"], each["order"]  # [S, C, R]

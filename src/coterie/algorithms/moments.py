@@ -14,13 +14,14 @@ from torch import Tensor
 from coterie.algorithms.copies import residuals
 from coterie.local.parts import part_of
 from coterie.local.row_space import features
-from coterie.protocol import Block, RowProduct, Tensors
+from coterie.protocol import Block, RowProduct, Stack, Sum, Tensors, answers
 
 __all__ = ["Estimator", "descend", "multiply_moments"]
 
 Estimator = Literal["pairs", "halves", "two"]
 
 
+@answers(product=Sum(), weight=Sum())
 def multiply_moments(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Any, Tensors]:
     """A client's share of Y Q: its estimate of E[e] E[e]^T at every point, times Q, weighted by its rows.
 
@@ -73,6 +74,7 @@ def _parts(estimator: Estimator, data: Block) -> tuple[Tensor, Tensor]:
     return first & data.real, second & data.real
 
 
+@answers(theta=Stack(), moved=Stack())
 def descend(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Steps 11 to 15 on an anchor: the leading direction of its own e in the subspace, and a step along it."""
     if not shared["resample"]:

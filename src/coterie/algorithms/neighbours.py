@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coterie.algorithms.central import central_weights
 from coterie.models.families import Family
-from coterie.protocol import Ask, Block, Replies, Save, Tensors
+from coterie.protocol import Ask, Block, Replies, Save, Tensors, answers
 
 __all__ = ["fresh_centre", "own_centre", "own_centres", "ring", "take_centre", "tell_centres"]
 
@@ -103,6 +103,7 @@ def own_centre(private: Tensors, common: Tensor) -> Tensor:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers()
 def take_centre(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Keep the centre of the neighbours until there is a newer one."""
     return {}, {"centre": each["centre"], "told": torch.ones_like(private["told"])}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem, curves
-from coterie.protocol import Algorithm, Ask, Block, Save, Sum, Tensors, from_sums, one_run_at_a_time
+from coterie.protocol import Algorithm, Ask, Block, Save, Sum, Tensors, answers, from_sums, one_run_at_a_time
 
 __all__ = ["State", "fedprox_step", "newton_fedprox"]
 
@@ -49,6 +49,7 @@ def newton_fedprox(state: State | None, *, start: Tensor, problem: Problem, stre
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(pull=Sum(), slope=Sum())
 @from_sums
 @one_run_at_a_time
 def fedprox_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:

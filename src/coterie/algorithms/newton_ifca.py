@@ -10,7 +10,7 @@ For regression a client's noise is its own, so that a client which no model serv
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from coterie.protocol import (
     Stack,
     Sum,
     Tensors,
+    answers,
     from_sums,
     one_run_at_a_time,
 )
@@ -78,6 +79,7 @@ class State(Clusters):
 class ByLabel:
     """Sums over the clients of each cluster: of values [1, C, F, J | 1, ...] by shares [1, C, F, J, K]."""
 
+    individual: ClassVar[bool] = False
     share: str
 
     @property
@@ -258,6 +260,16 @@ def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(
+    hessian=ByLabel("share"),
+    gradient=ByLabel("share"),
+    rows=ByLabel("share"),
+    objective=Sum(),
+    precision=Sum(),
+    there=Sum(),
+    curvature=Sum(),
+    n=Sum(),
+)
 @from_sums
 @one_run_at_a_time
 def cluster_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -292,6 +304,7 @@ def _objective(problem: Problem, loss: Tensor, n: Tensor, common: Tensor) -> Ten
     return 0.5 * (NOISE_ROWS + n) * (prior + 2 * loss).log() - 0.5 * NOISE_ROWS * prior.log()
 
 
+@answers(gap=Stack())
 @from_sums
 @one_run_at_a_time
 def loss_gap(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -304,6 +317,7 @@ def loss_gap(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
     return {"gap": (values[0] - values[1])[:, 0].T}, kept
 
 
+@answers(gain=Sum())
 @from_sums
 @one_run_at_a_time
 def candidate_gain(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -316,6 +330,7 @@ def candidate_gain(shared: dict[str, Any], each: Tensors, private: Tensors, data
     return {"gain": gain.movedim(2, 0)}, kept
 
 
+@answers(theta=Stack())
 @from_sums
 @one_run_at_a_time
 def own_model(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -323,6 +338,7 @@ def own_model(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     return {"theta": private[OWN]}, {}
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack(), label=Stack(), margin=Stack())
 @from_sums
 @one_run_at_a_time
 def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:

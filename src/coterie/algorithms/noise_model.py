@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.row_mixture import LEAST, normal, rows_of, settled, shares
-from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
+from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, one_run_at_a_time
 
 __all__ = ["NoiseModel", "State", "expect_noise", "judge_noise", "judge_noise_ask", "noise_model", "widen_noise"]
 
@@ -92,6 +92,7 @@ def judge_noise_ask(found: NoiseModel, problem: Problem) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(slope=Sum(), information=Sum())
 @one_run_at_a_time
 def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """A step of Fisher's scoring for a variance that is log-linear in the features.  -> [C, F, P], [C, F, P, P]"""
@@ -103,6 +104,7 @@ def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     return {"slope": slope, "information": 0.5 * torch.einsum("fcn,cnp,cnq->cfpq", train, x, x)}, {}
 
 
+@answers(moments=Sum())
 @one_run_at_a_time
 def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums of residuals' powers by responsibility.  -> [C, F, R, 3]"""
@@ -113,6 +115,7 @@ def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
     return {"moments": torch.einsum("fcnr,fcnk->cfrk", gamma, powers)}, {}
 
 
+@answers(loss=Stack(), plain=Stack())
 @one_run_at_a_time
 def judge_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Minus the log-likelihood of held-out rows, with the noise's shape and with normal noise.  -> [C, F] each"""

@@ -20,7 +20,7 @@ from coterie import keys
 from coterie.algorithms.starts import fit_alone
 from coterie.local import Training, chosen, client_losses, outputs, training_moves
 from coterie.models import Model
-from coterie.protocol import Ask, Block, ByCluster, Replies, Save, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, ByCluster, Replies, Save, Stack, Sum, Tensors, WeightedMean, answers
 
 __all__ = ["State", "fit_once", "join", "one_shot", "train_member"]
 
@@ -146,17 +146,20 @@ def _k_means(fits: Tensor, n_clusters: int, seed: int, n_init: int) -> Tensor:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(theta=Stack(), n=Stack())
 def fit_once(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit a model to a client's own rows, and say whether there were any."""
     reply, _ = fit_alone(shared, each, private, data)
     return {**reply, "n": data.n[None]}, {}
 
 
+@answers()
 def join(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Take note of the cluster that the server has found."""
     return {}, {"label": each["label"]}
 
 
+@answers(update=ByCluster("share"), count=Sum(), loss=WeightedMean("n"))
 def train_member(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[dict[str, Any], Tensors]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.local.monomials import monomials, n_monomials
 from coterie.models import Dense
-from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, from_sums
+from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, answers, from_sums
 
 __all__ = [
     "Scaling",
@@ -178,6 +178,7 @@ def steepness(model: Dense, bound: float) -> float:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(n=Sum(), sum=Sum(), square=Sum(), y_n=Sum(), y_sum=Sum(), y_square=Sum())
 @from_sums
 def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Counts, sums and squares about a given centre of every column, missing values left out."""
@@ -193,6 +194,7 @@ def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     return {name: value[None] for name, value in reply.items()}, {}
 
 
+@answers(n=Sum(), sum=Sum(), square=Sum())
 def monomial_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Count, sums and squares about a given centre of every monomial of the scaled features."""
     zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
@@ -203,6 +205,7 @@ def monomial_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {name: value[None] for name, value in reply.items()}, {}
 
 
+@answers(power=Sum())
 @from_sums
 def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Largest eigenvalue of each client's mean x x^T by power iteration, over every unit, to the 16th power."""

@@ -27,6 +27,7 @@ from coterie.protocol import (
     Stack,
     Sum,
     Tensors,
+    answers,
     from_sums,
     one_run_at_a_time,
 )
@@ -248,6 +249,7 @@ def _ask(
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(count=Sum(), precision=Sum(), second=Sum(), stretch=Sum(), stiffness=Sum(), slope=Sum(), information=Sum())
 @from_sums
 @one_run_at_a_time
 def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -283,6 +285,7 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack(), effects=Stack())
 @from_sums
 @one_run_at_a_time
 def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -297,6 +300,7 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return _by_client({"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v}), kept
 
 
+@answers()
 @from_sums
 @one_run_at_a_time
 def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
-from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, one_run_at_a_time
+from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, one_run_at_a_time
 
 __all__ = [
     "LEAST", "Mixed", "State", "expect_rows", "judge_mixed", "judge_mixed_ask", "normal", "row_mixture", "rows_of",
@@ -141,6 +141,7 @@ def _scratch(state: Mixed, problem: Problem) -> int:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(moments=Sum(), rows=Sum(), likelihood=Sum())
 @one_run_at_a_time
 def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """The E-step: sums of products of training rows by responsibility, and new proportions of the client's own."""
@@ -164,6 +165,7 @@ def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     return reply, {name: kept}
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack())
 @one_run_at_a_time
 def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Find the client's proportions and noise in its training rows, and judge the mixture by the held-out ones."""

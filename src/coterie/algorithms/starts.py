@@ -21,7 +21,20 @@ from coterie.errors import ConfigError
 from coterie.local import Training, client_losses, outputs, train, worst_if_nan
 from coterie.local.least_squares import ridge
 from coterie.models import Dense, Model
-from coterie.protocol import NOBODY, Ask, Block, ByCluster, Lowest, Replies, Save, Sum, Tensors, from_sums
+from coterie.protocol import (
+    NOBODY,
+    Ask,
+    Block,
+    ByCluster,
+    Lowest,
+    Replies,
+    Save,
+    Stack,
+    Sum,
+    Tensors,
+    answers,
+    from_sums,
+)
 
 __all__ = [
     "Start", "another_model", "attract", "compete", "exchanged", "first_models", "first_smallest", "fit_alone",
@@ -205,6 +218,7 @@ def _scratch(model: Model, *thetas: Tensor) -> int:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(count=Sum())
 @from_sums
 def attract(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Count whom each model of several candidate starts attracts.  theta [S, draws K, P] -> [S, C, draws, K]"""
@@ -214,6 +228,7 @@ def attract(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     return {"count": one_hot(label, k).transpose(1, 2) * (data.n > 0)[:, None, None]}, {}
 
 
+@answers(loss=Stack())
 @from_sums
 def serve(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Say how badly the models so far serve a client: the total loss of the best; with no model yet, the row count."""
@@ -225,6 +240,7 @@ def serve(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
     return {"loss": loss * n}, {}
 
 
+@answers(theta=Lowest)
 @from_sums
 def compete(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Draw clients by how badly they are served, and fit the models of those who may be drawn.
@@ -247,6 +263,7 @@ def compete(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     return reply, {}
 
 
+@answers()
 @from_sums
 def fit_alone(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit a model to a client's own rows: in closed form for linear regression, by gradient descent otherwise."""
@@ -257,6 +274,7 @@ def fit_alone(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     return {"theta": train(model, theta, data, shared["step_size"], shared["training"], shared["key"])}, {}
 
 
+@answers(loss=ByCluster("share"))
 @from_sums
 def nearest_candidate(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
@@ -269,6 +287,7 @@ def nearest_candidate(
     return {"loss": loss, "share": share.to(torch.float64)}, {}
 
 
+@answers(loss=Sum())
 @from_sums
 def potential(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Total loss that a client would have if each candidate joined the models so far.  -> [S, C, L]"""

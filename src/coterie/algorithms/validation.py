@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from coterie.models.families import Family, expect
-from coterie.protocol import Ask, Block, Stack, Tensors
+from coterie.protocol import Ask, Block, Stack, Tensors, answers
 
 __all__ = ["judge", "judge_ask", "responsibilities"]
 
@@ -35,6 +35,7 @@ def responsibilities(family: Family, theta: Tensor, weights: Tensor, scale: Tens
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers(likelihood=Stack(), n=Stack())
 def judge(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Mean log-likelihood of a client's rows."""
     density = shared["family"].log_density(each["theta"], each["scale"], data)

@@ -38,6 +38,10 @@ Certificates = Annotated[
     Path | None, typer.Option("--root-certificates", help="PEM file to check the SuperLink's certificate with.")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to --superlink without TLS.")]
+Key = Annotated[
+    Path | None,
+    typer.Option(help="Your key, for a SuperLink that asks for one; `coterie flower key` makes it."),
+]
 Nodes = Annotated[int | None, typer.Option(help="Number of nodes to wait for; by default 1, or all that `up` started.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for answers in a round.")]
 
@@ -54,14 +58,19 @@ def up_command(
     client: Client = None,
     target: Target = None,
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
-    tls: Annotated[bool, typer.Option("--tls", help="Use TLS and authenticated nodes.")] = False,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Use TLS, authenticated nodes, and signed apps of one submitter only.")
+    ] = False,
+    policy: Annotated[Path | None, typer.Option(help="Policy file of all nodes: what a server may ask.")] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Start a new process for every message at every node.")] = False,
     folder: Folder = FOLDER,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, and distribute the clients of DATA over the nodes."""
     from coterie.engines.flower.federation import up
 
-    made = up(nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls, warm=not cold)
+    made = up(
+        nodes=nodes, data=data, client=client, target=target, folder=folder, tls=tls, warm=not cold, policy=policy
+    )
     out.print(f"SuperLink at {made.address}{' (TLS)' if tls else ''}, {nodes} nodes, each with its share of {data}")
     where = "" if folder == FOLDER else f" --folder {folder}"
     err.print(f"next: coterie flower run --method ifca --clusters 2{where}, then coterie flower down{where}")
@@ -75,6 +84,7 @@ def run_command(
     superlink: Superlink = None,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
+    key: Key = None,
     nodes: Nodes = None,
     timeout: Timeout = 600.0,
     folder: Folder = FOLDER,
@@ -83,7 +93,7 @@ def run_command(
 ) -> None:
     """Fit the clients of a federation; repeat the command to continue an interrupted run."""
     with tempfile.TemporaryDirectory() as home:
-        connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
+        connection, made = _reach(superlink, root_certificates, insecure, key, folder, Path(home))
         if made is not None:
             own = {key: made.data[key] for key in ("client", "target") if getattr(chosen.data, key) is None}
             chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update=own)})
@@ -102,6 +112,7 @@ def compare_command(
     superlink: Superlink = None,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
+    key: Key = None,
     nodes: Nodes = None,
     timeout: Timeout = 600.0,
     folder: Folder = FOLDER,
@@ -111,7 +122,7 @@ def compare_command(
     said = {"hidden": layer_sizes(hidden) or (), "quick": quick, "seed": seed, "new_clients": new_clients}
     said |= {} if test_size is None else {"test_size": test_size}
     with tempfile.TemporaryDirectory() as home:
-        connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
+        connection, made = _reach(superlink, root_certificates, insecure, key, folder, Path(home))
         place = (out_ or free_folder("flower-compare")).absolute()
         _compare(place, said, connection, nodes or _expected(made), timeout, as_json)
 
@@ -122,6 +133,7 @@ def resume_command(
     superlink: Superlink = None,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
+    key: Key = None,
     nodes: Nodes = None,
     timeout: Timeout = 600.0,
     folder: Folder = FOLDER,
@@ -138,7 +150,7 @@ def resume_command(
         show_report(run, as_json)
         return
     with tempfile.TemporaryDirectory() as home:
-        connection, made = _reach(superlink, root_certificates, insecure, folder, Path(home))
+        connection, made = _reach(superlink, root_certificates, insecure, key, folder, Path(home))
         _run(run, chosen, connection, nodes or _expected(made), timeout, every, as_json)
 
 
@@ -186,6 +198,58 @@ def supernode_command(
     os.execve(command[0], command, environment(None))
 
 
+@app.command("superlink", context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def superlink_command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="OPTIONS", help="--trusted-entities FILE, and those of flower-superlink."),
+    ] = None,
+) -> None:
+    """Start a SuperLink that only lets in whose keys are in a file, and runs only apps that they have signed."""
+    from coterie.engines.flower.superlink import environment, guarded_superlink
+
+    command = [*guarded_superlink(), *(words or [])]
+    os.execve(command[0], command, environment(None))
+
+
+@app.command("key")
+def key_command(file: Annotated[Path, typer.Argument(help="Where to write the key; it is not shown.")]) -> None:
+    """Make your key, and print the line for the file of trusted keys on the SuperLink's machine and on every node."""
+    from coterie.engines.flower.submitters import make_key, public_line
+
+    make_key(file)
+    print(public_line(file))
+
+
+@app.command("submit")
+def submit_command(
+    app_folder: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app of your own.")],
+    superlink: Superlink = None,
+    root_certificates: Certificates = None,
+    key: Key = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Sign an app of your own and let the SuperLink run it, as `flwr run` does without a signature."""
+    with tempfile.TemporaryDirectory() as home:
+        connection, _ = _reach(superlink, root_certificates, False, key, folder, Path(home))
+        out.print(f"run {connection.start(app_folder.absolute())}")
+
+
+@app.command("register")
+def register_command(
+    public: Annotated[Path, typer.Argument(help="The public key of a node (ECDSA).")],
+    superlink: Superlink = None,
+    root_certificates: Certificates = None,
+    key: Key = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Let a node in at the SuperLink, by its public key."""
+    with tempfile.TemporaryDirectory() as home:
+        connection, _ = _reach(superlink, root_certificates, False, key, folder, Path(home))
+        connection.flwr("supernode", "register", str(public), connection.name)
+    out.print(f"the node of {public} may connect")
+
+
 @app.command("demo")
 def demo_command(
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
@@ -220,7 +284,7 @@ def demo_command(
 
 # -- small helpers ----------------------------------------------------------------------------------------------------
 def _reach(
-    superlink: str | None, root_certificates: Path | None, insecure: bool, folder: Path, home: Path
+    superlink: str | None, root_certificates: Path | None, insecure: bool, key: Path | None, folder: Path, home: Path
 ) -> "tuple[Connection, Federation | None]":
     """Find the SuperLink: what `up` has started, an address, or a name that Flower knows."""
     from coterie.engines.flower.federation import find
@@ -230,9 +294,11 @@ def _reach(
         made = find(folder)
         return made.connection, made
     if ":" not in superlink:
+        if key is not None:
+            raise ConfigError("--key needs the SuperLink's address", "--superlink HOST:PORT --root-certificates ca.pem")
         return Connection(superlink, None), None
-    authority = None if root_certificates is None else str(root_certificates)
-    connection = Connection("coterie", home, superlink, authority, insecure=insecure)
+    authority, own = (None if file is None else str(file.absolute()) for file in (root_certificates, key))
+    connection = Connection("coterie", home, superlink, authority, insecure, own)
     connection.write()
     return connection, None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
+from coterie.errors import RunError
 from coterie.protocol import Ask, Block, RowProduct, Tensors, run_of
 from coterie.threads import for_work
 
@@ -55,6 +56,7 @@ class Worker:
         self.rows = rows
         self.block_bytes = block_bytes
         self.private: dict[int, Tensors] = {}  # run -> name -> [M, ...]
+        self.least_clients = 1  # behind a sum of some of the clients, such as those of a cluster
         self._cuts: list[_Cut] = []
 
     def answer(self, asks: Mapping[int, Ask], ids: Tensor) -> dict[int, Answer]:
@@ -69,7 +71,9 @@ class Worker:
         """
         for ask in asks.values():
             self.rows.admit(ask.step)
-        groups = [_Lockstep(slots, [asks[at] for at in slots]) for slots in _alike(asks)]
+        groups = [
+            _Lockstep(slots, [asks[at] for at in slots], counted=self.least_clients > 1) for slots in _alike(asks)
+        ]
         if len(ids):
             with for_work(self.rows.numbers(ids)):
                 for some in (
@@ -79,6 +83,8 @@ class Worker:
                         place = torch.searchsorted(ids, block.ids)
                         for group in some:
                             self._answer_block(group, block, place)
+        for group in groups:
+            group.refuse_fewer(self.least_clients)
         return {at: answer for group in groups for at, answer in group.answers().items()}
 
     @property
@@ -131,8 +137,8 @@ class _Cut:
 class _Lockstep:
     """Asks of several runs that differ in the values of their tensors only: stacked once, answered together."""
 
-    def __init__(self, runs: Sequence[int], asks: Sequence[Ask]) -> None:
-        self.runs, self.ask = list(runs), asks[0]
+    def __init__(self, runs: Sequence[int], asks: Sequence[Ask], *, counted: bool) -> None:
+        self.runs, self.ask, self.counted = list(runs), asks[0], counted
         self.each_run = list(zip(runs, asks, strict=True))
         self.shared: dict[str, Any] = {
             name: torch.stack([a.shared[name] for a in asks]) if isinstance(value, Tensor) else value
@@ -146,12 +152,26 @@ class _Lockstep:
         self._parts: dict[str, Tensors] = {}
         self._ids: list[Tensor] = []
         self._up = 0
+        self._behind: Tensors = {}  # field -> clients behind each of its sums, where these are of some of the clients
+
+    def refuse_fewer(self, least: int) -> None:
+        """Refuse to answer with a sum over fewer clients, but for sums over nobody."""
+        for name, clients in self._behind.items():
+            few = clients[(clients > 0) & (clients < least)]
+            if len(few):
+                raise RunError(
+                    f"a sum of '{name}' would be over {int(few.min())} clients of a cluster, and {least} are needed",
+                    "this node's policy refuses it; see docs/policy.md",
+                )
 
     def take(self, ids: Tensor, reply: Tensors) -> None:
         """Fold a block's replies, of all runs at once, into what came before."""
         fold = self.ask.fold
         for name, how in fold.items():
             part = how.part(reply[name], reply)
+            if self.counted and (share := getattr(how, "share", None)):
+                there = (reply[share] != 0).sum(1)
+                self._behind[name] = self._behind[name] + there if name in self._behind else there
             self._parts[name] = how.merge(self._parts[name], part) if name in self._parts else part
         sent = {needed for how in fold.values() for needed in how.needs} | set(fold)
         self._up += sum(_bytes(reply[name]) for name in sent)

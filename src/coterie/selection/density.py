@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.inference import adopt_ask
-from coterie.algorithms.mixture_starts import MixtureStart
+from coterie.algorithms.mixture_starts import REVEALED, MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.methods.linear.scores import Judged
 from coterie.methods.linear.structures import Effort, Found
 from coterie.methods.linear.task import Task
 from coterie.methods.mixture.fit import OUTLIER, How, MixtureFit, make_fit, program, state_type
-from coterie.methods.mixture.results import REVEALED, log_likelihoods
+from coterie.methods.mixture.results import log_likelihoods
 from coterie.methods.session import On, Phase
 from coterie.models.mixtures import Gaussian
 from coterie.selection.result import ORDER

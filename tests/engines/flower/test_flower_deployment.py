@@ -3,9 +3,11 @@
 
 import json
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,14 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr")
 
 from coterie.engines.flower import warm_node
+from coterie.engines.flower.certificates import make_node_key
 from coterie.engines.flower.federation import Federation, down, find, process_of, restart, up
 from coterie.engines.flower.processes import free_port, kill
+from coterie.engines.flower.submission import write_app
+from coterie.engines.flower.submitters import make_key
+from coterie.engines.flower.superlink import Connection
 from coterie.engines.flower.warm_node import await_end
+from coterie.errors import RunError
 
 NODES = 4
 COMMON = (  # every message costs seconds: a node starts a process for it
@@ -97,6 +104,32 @@ def test_real_nodes_agree_with_one_process(method: str, made: Federation, place:
         close = pytest.approx(values, rel=1e-5, abs=1e-6) if isinstance(values[0], float) else values
         assert remote_clients[name] == close, name
     assert (there / "report.html").is_file()
+
+
+def test_somebody_with_the_ca_file_alone_runs_no_app_and_registers_no_node(made: Federation, tmp_path: Path) -> None:
+    stranger = Connection("coterie", tmp_path, made.address, made.root_certificates)
+    stranger.write()
+    app = write_app(tmp_path / "app", {"task": "fit"})
+    _, public = make_node_key(tmp_path, "mine")
+    for words in (("run", str(app)), ("supernode", "register", str(public)), ("list",)):
+        with pytest.raises(RunError, match="uthenticat"):
+            stranger.flwr(*words, "coterie")
+    make_key(tmp_path / "key")
+    with pytest.raises(RunError, match="uthenticat"):
+        replace(stranger, key=str(tmp_path / "key")).start(app)  # a key that nobody trusts
+
+
+def test_the_owner_of_a_trusted_key_runs_no_app_that_is_not_signed(made: Federation, tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app", {"task": "fit"})
+    runs = len(made.connection.document("list", "coterie")["runs"])
+    with pytest.raises(RunError):
+        made.connection.flwr("run", str(app), "coterie")
+    assert len(made.connection.document("list", "coterie")["runs"]) == runs
+
+
+def test_nobody_else_may_read_the_shares_keys_and_messages(made: Federation) -> None:
+    private = [made.folder / name for name in ("home", "logs", "nodes", "tls", "link.db")]
+    assert [path.name for path in private if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
 def test_a_node_that_was_killed_is_there_again(made: Federation, place: Path) -> None:

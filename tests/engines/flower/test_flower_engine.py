@@ -23,6 +23,7 @@ from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.client import _loaded, _workers
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.messages import Answers, Batch, Refusal, Reply
+from coterie.engines.flower.registry import register_step
 from coterie.engines.flower.server import OnFlower
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.engines.in_process import InProcess
@@ -31,8 +32,8 @@ from coterie.evaluate import place_ask
 from coterie.local import Training
 from coterie.models import Dense, linear_regression
 from coterie.participation import Deadline, FirstReplies, Sampled, VirtualClock
-from coterie.protocol import Algorithm, Ask, Replies, Save, Stack, Sum
-from flower_grid import MemoryGrid, connected, dealt
+from coterie.protocol import Algorithm, Ask, Replies, Save, Stack, Sum, answers
+from flower_grid import MemoryGrid, connected, dealt, kept
 from helpers import KilledError, Only, assert_same_state, federation, interrupt_after
 
 LINE = linear_regression(3)
@@ -230,8 +231,7 @@ def test_a_lost_node_is_missing_and_comes_back_under_another_id_with_its_state(t
     with pytest.warns(NodeWarning, match="node 'node-3' is away"):
         done = engine.run([personal(4)], watch=watch)
     assert [r.participants for r in done.rounds[1:]] == [8, 6, 8, 8]
-    (kept,) = engine.revealed([0])
-    assert kept["visits"].tolist() == [4, 4, 4, 3, 4, 4, 4, 3]
+    assert kept(engine, tmp_path, "visits").tolist() == [4, 4, 4, 3, 4, 4, 4, 3]
 
 
 def test_a_node_that_lost_its_files_begins_anew_and_it_is_said(tmp_path: Path) -> None:
@@ -239,9 +239,10 @@ def test_a_node_that_lost_its_files_begins_anew_and_it_is_said(tmp_path: Path) -
     engine.run([personal(2)])
     for path in (tmp_path / "node-0").rglob("*.safetensors"):
         path.unlink()
+    register_step(tell_visits)
     with pytest.warns(NodeWarning, match="node 'node-0' has lost its private state"):
-        (kept,) = engine.revealed([0])
-    assert kept["visits"].tolist() == [0, 2, 2, 2, 0, 2, 2, 2]
+        got = engine.ask(Ask(tell_visits, {}, {"visits": Stack()}, fresh={"visits": torch.tensor(0)}))
+    assert got["visits"].tolist() == [0, 2, 2, 2, 0, 2, 2, 2]
 
 
 def test_a_question_outside_rounds_takes_who_cannot_be_reached_for_clients_without_rows(tmp_path: Path) -> None:
@@ -343,7 +344,8 @@ def test_a_run_whose_server_was_killed_goes_on_as_if_nothing_had_happened(
     """Also when the checkpoint is older than what nodes have done since."""
     path = tmp_path / "state"
     whole, _ = far(tmp_path / "whole")
-    expected, (heads,) = whole.run([personal(4)]), whole.revealed([0])
+    expected = whole.run([personal(4)])
+    heads = {name: kept(whole, tmp_path / "whole", name) for name in ("personal", "visits")}
     grid = MemoryGrid(dealt(ROWS, tmp_path / "killed", nodes=4))
     how: dict[str, Any] = {"run": "r", "nodes": 4, "test_size": 0.0, "timeout": 30.0, "poll": 0.001}
     engine = engine_for(connect(grid, **how).train, store="fit")
@@ -356,9 +358,9 @@ def test_a_run_whose_server_was_killed_goes_on_as_if_nothing_had_happened(
     again = engine_for(connect(MemoryGrid(grid.nodes), **how).train, store="fit")
     done = again.run([personal(4)], checkpoint=path, state_type=state_type)
     assert_same_state(done.states[0], expected.states[0])
-    (kept,) = again.revealed([0])
+    assert isinstance(again, OnFlower)
     for name, value in heads.items():
-        assert torch.equal(kept[name], value)
+        assert torch.equal(kept(again, tmp_path / "killed", name), value)
     assert not any(name.startswith("private/0/personal") and v.dim() > 1 for name, v in _tensors(path).items())
 
 
@@ -373,7 +375,8 @@ def test_a_new_run_starts_fresh(tmp_path: Path) -> None:
     first.run([personal(2)])
     again = engine_for(connect(grid, run="another", nodes=4, test_size=0.0, timeout=30.0, poll=0.001).train)
     again.run([personal(1)])
-    assert again.revealed([0])[0]["visits"].tolist() == [1] * 8
+    assert isinstance(again, OnFlower)
+    assert kept(again, tmp_path, "visits").tolist() == [1] * 8
 
 
 # -- what leaves a node -----------------------------------------------------------------------------------------------
@@ -383,12 +386,16 @@ def test_one_client_on_a_node_is_a_batch_of_one(tmp_path: Path) -> None:
 
 
 def test_users_steps_are_run_once_registered(tmp_path: Path) -> None:
-    from coterie.engines.flower.registry import register_step
-
     engine, _ = far(tmp_path)
     register_step(count_rows)
     assert int(engine.ask(Ask(count_rows, {}, {"n": Sum()}))["n"]) == sum(COUNTS)
 
 
+@answers(n=Sum())
 def count_rows(shared: Any, each: Any, private: Any, data: Any, /) -> Any:
     return {"n": data.n[None]}, {}
+
+
+@answers(visits=Stack())
+def tell_visits(shared: Any, each: Any, private: Any, data: Any, /) -> Any:
+    return dict(private), {}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private state on a node: it survives restarts, goes back to where the server says, and no message can spoil it."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 pytest.importorskip("flwr")
 
+from coterie.engines.flower.journal import Journal
 from coterie.engines.flower.messages import State
 from coterie.engines.flower.state import PrivateFiles, same
 from coterie.errors import RunError
@@ -85,13 +88,46 @@ def test_a_copy_leaves_what_it_came_from_as_it_is(tmp_path: Path) -> None:
     assert not list((tmp_path / "run-1" / "measured").iterdir())
 
 
-def test_old_runs_are_removed_and_new_ones_start_fresh(tmp_path: Path) -> None:
+def keep_some_of(folder: Path, run: str, **how: float) -> None:
+    PrivateFiles(folder, run, **how).keep(State("fit", 0, "fit", 1, 0), at(1.0))  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_used_of_late_makes_no_room_for_another(tmp_path: Path) -> None:
     for i in range(6):
-        PrivateFiles(tmp_path, f"run-{i}").begin()
-        PrivateFiles(tmp_path, f"run-{i}").keep(State("fit", 0, "fit", 1, 0), at(1.0))
-    assert len(list(tmp_path.iterdir())) == 3
-    assert (tmp_path / "run-5").exists()
+        keep_some_of(tmp_path, f"run-{i}", runs=6)
+    with pytest.raises(RunError, match="keeps the state of 6 runs, all used within 7 days"):
+        keep_some_of(tmp_path, "run-6", runs=6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run-{i}" for i in range(6)]
     assert PrivateFiles(tmp_path, "run-7").load(State("fit", 0, "fit", 1, 0)) == ({}, False)
+
+
+def test_the_run_that_nobody_has_used_for_longest_makes_room(tmp_path: Path) -> None:
+    for i in range(3):
+        keep_some_of(tmp_path, f"run-{i}")
+    for path in ((tmp_path / "run-1"), *(tmp_path / "run-1").rglob("*")):
+        os.utime(path, (0, 0))
+    keep_some_of(tmp_path, "run-3", runs=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0", "run-2", "run-3"]
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        keep_some_of(tmp_path / "node", "run-1")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "node").rglob("*")}
+    assert modes == {"run-1": 0o700, "fit": 0o700, "1.safetensors": 0o600}
+    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
+
+
+def test_answers_that_a_server_keeps_are_its_owners_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "answers", {"what": "a comparison"})
+    journal.recalled()
+    journal.note({}, {})
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "answers").iterdir()}
+    assert modes == {"about.json": 0o600, "000001.safetensors": 0o600}
+    assert stat.S_IMODE((tmp_path / "answers").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc/passwd", "", "..", "a\\b"])

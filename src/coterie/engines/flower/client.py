@@ -18,9 +18,11 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import seen_by
 from coterie.data.schema import Schema
 from coterie.engines.flower import registry
+from coterie.engines.flower.divisions import seen
 from coterie.engines.flower.identity import Identity, hide_names
 from coterie.engines.flower.incoming import check_batch, check_hello, check_room
 from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
+from coterie.engines.flower.policy import Policy, check_asks, check_rows, count
 from coterie.engines.flower.state import Private, PrivateFiles, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
 from coterie.engines.worker import Worker
@@ -59,6 +61,8 @@ class NodeData:
         What names are hidden with: a secret of the federation's nodes. By default the node's own.
     version : str
         What else decides which rows `load` gives: with another one a process reads them anew.
+    policy : Policy
+        What the server may ask.
     """
 
     name: str
@@ -68,6 +72,7 @@ class NodeData:
     opaque: bool = False
     version: str = ""
     secret: bytes = field(default=b"", repr=False)
+    policy: Policy = field(default_factory=Policy)
 
 
 def answer(message: Message, holding: NodeData) -> Message:
@@ -116,7 +121,6 @@ def _introduce(asked: Hello, holding: NodeData) -> Introduction:
             "install the same version of coterie",
         )
     check_hello(asked)
-    PrivateFiles(holding.folder, asked.run).begin()
     clients, _ = _data(holding, None)
     rows = clients.train
     counts = {"train": rows.counts}
@@ -151,8 +155,15 @@ def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
     """The node's rows, and what tells them from others; read once by a process."""
     key = f"{holding.folder}/{holding.name} {holding.version} {holding.opaque} {schema or ''}"
     if key not in _loaded:
-        clients = holding.load(None if schema is None else Schema.model_validate_json(schema))
-        if schema is not None and clients.schema != Schema.model_validate_json(schema):
+        theirs = None if schema is None else Schema.model_validate_json(schema)
+        own = None if theirs is None else _data(holding, None)[0].schema
+        if theirs is not None and own is not None and not _may_be_read_as(own, theirs):
+            raise RunError(
+                "the server names other columns than this node has introduced itself with",
+                "only levels and classes of other nodes can be added",
+            )
+        clients = holding.load(theirs)
+        if theirs is not None and clients.schema != theirs:
             raise RunError(
                 "this node's columns, levels or classes differ from those of the federation",
                 "give all nodes the same columns and classes",
@@ -165,6 +176,19 @@ def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
     for old in _too_many(sizes, _LOADED):
         del _loaded[old]
     return _loaded[key], key
+
+
+def _may_be_read_as(own: Schema, theirs: Schema) -> bool:
+    """Whether a schema is the node's own, but for levels and classes that other nodes have besides."""
+    plain = [
+        one.model_copy(
+            update={"classes": (), "columns": tuple(c.model_copy(update={"levels": ()}) for c in one.columns)}
+        )
+        for one in (own, theirs)
+    ]
+    both = [(own.classes, theirs.classes)]
+    both += [(a.levels, b.levels) for a, b in zip(own.columns, theirs.columns, strict=False)]
+    return plain[0] == plain[1] and all(set(a) <= set(b) for a, b in both)
 
 
 def _too_many(sizes: Mapping[str, int], most: int) -> list[str]:
@@ -188,11 +212,12 @@ def _memory(rows: Ragged | None) -> int:
 # -- questions --------------------------------------------------------------------------------------------------------
 def _reply(asked: Batch, holding: NodeData) -> Reply:
     """Answer one question after the other; what clients keep may be passed on from one to the next."""
+    _refuse(asked, holding)
     for question in asked.questions:
-        PrivateFiles(holding.folder, question.run).tidy(question.state)
+        _files(holding, question.run).tidy(question.state)
     answers, left = list[Answers](), list[Private]()
     for question in asked.questions:
-        files = PrivateFiles(holding.folder, question.run)
+        files = _files(holding, question.run)
         private, lost = files.load(question.state) if question.after is None else (left[question.after], False)
         answer, kept = _answer(question, holding, private)
         if answer.kept:
@@ -202,9 +227,28 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
     return Reply(holding.name, tuple(answers))
 
 
+def _refuse(asked: Batch, holding: NodeData) -> None:
+    """Refuse a message with a question that the node's policy does not allow, before anything is done."""
+    for question in asked.questions:
+        check_asks(question)
+    for question in asked.questions:
+        about = seen(_data(holding, question.schema)[0], question.part, question.views)
+        check_rows(question, about, holding.policy)
+    for run in {question.run: None for question in asked.questions}:
+        own = [question for question in asked.questions if question.run == run]
+        files = _files(holding, run)
+        files.begin()
+        count(files.folder / "asked.json", own, holding.policy)
+
+
+def _files(holding: NodeData, run: str) -> PrivateFiles:
+    return PrivateFiles(holding.folder, run, runs=holding.policy.state.runs, days=holding.policy.state.days)
+
+
 def _answer(asked: Question, holding: NodeData, private: Private) -> tuple[Answers, Private]:
     worker = _worker(asked, holding)
     check_room(asked, worker.rows.n_clients)
+    worker.least_clients = holding.policy.sums.clients
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
     answers = worker.answer(asked.asks, asked.ids)
     parts = {run: found.parts for run, found in answers.items()}

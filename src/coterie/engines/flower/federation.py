@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from coterie.engines.checkpoint import replace_file
+from coterie.engines.flower.policy import read_policy
 from coterie.engines.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.engines.flower.shares import Share, deal
-from coterie.engines.flower.superlink import Connection, environment, quick_supernode, tool
+from coterie.engines.flower.state import owner_only
+from coterie.engines.flower.superlink import Connection, environment, guarded_superlink, quick_supernode, tool
 from coterie.engines.flower.warm_node import await_end
 from coterie.errors import ConfigError, RunError
 
@@ -49,6 +51,10 @@ class Federation:
         Of the arithmetic in every process.
     warm : bool
         Whether a node keeps a process from one message to the next.
+    key : str or None
+        Of the only submitter whose apps nodes run; None without TLS.
+    policy : str or None
+        The nodes' policy file.
     processes : tuple of Process
         The SuperLink, then the nodes.
     commands : mapping
@@ -61,6 +67,8 @@ class Federation:
     data: dict[str, Any]
     threads: int = 1
     warm: bool = True
+    key: str | None = None
+    policy: str | None = None
     processes: tuple[Process, ...] = ()
     commands: dict[str, list[str]] = field(default_factory=dict)
 
@@ -68,7 +76,7 @@ class Federation:
     def connection(self) -> Connection:
         """How Flower's commands reach the SuperLink."""
         authority = self.root_certificates
-        return Connection("coterie", self.folder / "home", self.address, authority, insecure=authority is None)
+        return Connection("coterie", self.folder / "home", self.address, authority, authority is None, self.key)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -117,6 +125,7 @@ def up(
     folder: Path,
     tls: bool = False,
     warm: bool = True,
+    policy: Path | None = None,
     patience: float = 90.0,
 ) -> Federation:
     """Start a SuperLink and nodes, each with its own share of the clients, and wait until all are there.
@@ -132,9 +141,11 @@ def up(
     folder : Path
         Where to keep everything.
     tls : bool
-        Whether to talk over TLS, with nodes that prove who they are.
+        Whether to talk over TLS, with nodes that prove who they are and run signed apps only.
     warm : bool
         Whether nodes keep a process from one message to the next.
+    policy : Path, optional
+        The policy of all nodes: what a server may ask.
     patience : float
         Seconds to wait for the nodes.
     """
@@ -143,14 +154,18 @@ def up(
     if nodes < 1:
         raise ConfigError(f"--nodes is {nodes}, and a federation needs at least 1", "--nodes 4 starts four nodes")
     tool("flower-superlink")
+    read_policy(policy)
     for stale in (*folder.glob("nodes/*/data"), folder / "home", folder / "tls"):
         shutil.rmtree(stale, ignore_errors=True)
     for stale in folder.glob("link.db*"):
         stale.unlink()
+    _make_private(folder)
     try:
         shares = deal(data, client, [folder / "nodes" / str(i) / "data" for i in range(nodes)])
         about = {"path": str(Path(data).absolute()), "client": shares[0].client, "target": target}
-        made = Federation(folder, "", _authority(folder, tls), about, max(1, (os.cpu_count() or 1) // nodes), warm)
+        authority, key = _keys(folder) if tls else (None, None)
+        rules = None if policy is None else str(policy.absolute())
+        made = Federation(folder, "", authority, about, max(1, (os.cpu_count() or 1) // nodes), warm, key, rules)
         made = _start_nodes(_start_link(made), shares)
         made.await_nodes(patience)
     except BaseException:  # also Ctrl-C: nothing half-started is left behind
@@ -209,6 +224,15 @@ def process_of(made: Federation, name: str) -> Process:
 
 
 # -- starting ---------------------------------------------------------------------------------------------------------
+def _make_private(folder: Path) -> None:
+    """Make the folders that rows, private state, messages and keys lie in, for the owner only."""
+    with owner_only():
+        for name in ("home", "logs", "nodes", "tls"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).chmod(0o700)
+        (folder / "link.db").touch()
+
+
 def _refuse_second(folder: Path) -> None:
     if not (folder / "federation.json").exists():
         return
@@ -220,24 +244,29 @@ def _refuse_second(folder: Path) -> None:
         )
 
 
-def _authority(folder: Path, tls: bool) -> str | None:
-    if not tls:
-        return None
+def _keys(folder: Path) -> tuple[str, str]:
+    """Make certificates, and a submitter's key that all nodes trust.  -> authority, submitter's key"""
     from coterie.engines.flower.certificates import make_certificates
+    from coterie.engines.flower.submitters import make_key, public_line
 
-    return str(make_certificates(folder / "tls")[0])
+    authority = make_certificates(folder / "tls")[0]
+    make_key(folder / "tls" / "submitter")
+    (folder / "tls" / "trusted.yaml").write_text(public_line(folder / "tls" / "submitter") + "\n", encoding="utf-8")
+    return str(authority), str(folder / "tls" / "submitter")
 
 
 def _start_link(made: Federation) -> Federation:
     keys = made.folder / "tls"
-    security = ["--insecure"]
+    program, security = [tool("flower-superlink")], ["--insecure"]
     if made.root_certificates is not None:
-        security = ["--ssl-ca-certfile", made.root_certificates, "--ssl-certfile", str(keys / "server.pem")]
-        security += ["--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
+        program = guarded_superlink()
+        security = ["--trusted-entities", str(keys / "trusted.yaml"), "--ssl-ca-certfile", made.root_certificates]
+        security += ["--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")]
+        security += ["--enable-supernode-auth"]
     for _ in range(_TRIES):
         port = free_port()
         made = replace(made, address=f"127.0.0.1:{port}", processes=(), commands={})
-        command = [tool("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(port)]
+        command = [*program, *security, "--host", "127.0.0.1", "--port", str(port)]
         command += ["--database", str(made.folder / "link.db"), "--disable-runtime-dependency-installation"]
         made = _launch(made, _LINK, command)
         if _listens(made.processes[0], port):
@@ -266,10 +295,13 @@ def _node_command(made: Federation, name: str, share: Share) -> list[str]:
     settings["state"] = str(_state(made.folder, name))
     if made.data["target"] is not None:
         settings["target"] = made.data["target"]
+    if made.policy is not None:
+        settings["policy"] = made.policy
     security = ["--insecure"]
     if made.root_certificates is not None:
         private = _register(made, name)
         security = ["--root-certificates", made.root_certificates, "--auth-supernode-private-key", str(private)]
+        security += ["--trusted-entities", str(made.folder / "tls" / "trusted.yaml")]
     told = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     started = quick_supernode() if made.warm else [tool("flower-supernode")]
     return [*started, *security, "--superlink", made.address, "--node-config", told]

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part, Scaled
-from coterie.data.scan import MAX_CLASSES, MAX_LEVELS
 from coterie.data.schema import Schema
 from coterie.engines.flower.messages import Answers, Batch, Hello, Introduction, Question, Reply, State
 from coterie.errors import RunError
+from coterie.limits import MOST_CLASSES, MOST_LEVELS
 from coterie.protocol import Ask
 
 __all__ = [
@@ -96,12 +96,12 @@ def _schema(text: object) -> Schema:
     _want(
         schema.n_features <= MOST_FEATURES, f"its rows have {schema.n_features:,} features; at most {MOST_FEATURES:,}"
     )
-    _want(len(schema.classes) <= MAX_CLASSES, f"it has {len(schema.classes):,} classes; at most {MAX_CLASSES:,}")
+    _want(len(schema.classes) <= MOST_CLASSES, f"it has {len(schema.classes):,} classes; at most {MOST_CLASSES:,}")
     names = [column.name for column in schema.columns]
     _want(len(set(names)) == len(names), "two of its columns have one name")
     for column in schema.columns:
-        few = len(column.levels) <= (MAX_LEVELS if column.kind == "categorical" else 0)
-        _want(few, f"column '{printable(column.name)}' has {len(column.levels):,} levels; at most {MAX_LEVELS}")
+        few = len(column.levels) <= (MOST_LEVELS if column.kind == "categorical" else 0)
+        _want(few, f"column '{printable(column.name)}' has {len(column.levels):,} levels; at most {MOST_LEVELS}")
     words = (
         schema.client,
         schema.target or "",

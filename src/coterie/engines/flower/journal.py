@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors
+from coterie.engines.flower.state import owner_only
 from coterie.engines.flower.wire import pack, unpack
 from coterie.errors import RunError
 from coterie.protocol import Tensors
@@ -32,11 +33,14 @@ class Journal:
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder, self._number = folder, 0
-        folder.mkdir(parents=True, exist_ok=True)
         said, path = json.dumps(about, sort_keys=True), folder / "about.json"
-        if not path.exists():
-            replace_file(path, said.encode())
-        elif path.read_text(encoding="utf-8") != said:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with owner_only():
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)
+            if not path.exists():
+                replace_file(path, said.encode())
+        if path.read_text(encoding="utf-8") != said:
             raise RunError(
                 f"{folder} holds answers to another question, on other data or to another version",
                 "remove that folder, or name another --out",
@@ -54,7 +58,8 @@ class Journal:
         """Keep what came of it."""
         tensors: Tensors = {}
         document = {"answers": pack(answers, tensors), "failed": failed}
-        save_tensors(self._path, tensors, document)
+        with owner_only():  # they are what clients answered, some of it individually
+            save_tensors(self._path, tensors, document)
 
     def remove(self) -> None:
         """Forget all answers: what was asked for is written."""

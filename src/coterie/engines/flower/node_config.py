@@ -10,7 +10,7 @@ from flwr.supercore.utils import get_flwr_home
 
 from coterie.errors import ConfigError
 
-__all__ = ["idle_seconds", "is_warm", "node_name", "state_folder"]
+__all__ = ["idle_seconds", "is_warm", "node_name", "policy_file", "state_folder"]
 
 _IDLE = 600.0  # seconds
 
@@ -28,6 +28,12 @@ def state_folder(context: Context) -> Path:
     state = context.node_config.get("state")
     folder = Path(str(state)) if state else get_flwr_home() / "coterie"
     return folder / node_name(context)
+
+
+def policy_file(context: Context) -> Path | None:
+    """Where the node's owner says what a server may ask; None for what is allowed by default."""
+    said = context.node_config.get("policy")
+    return None if said is None else Path(str(said))
 
 
 def is_warm(context: Context) -> bool:

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from torch import nn
@@ -14,8 +15,9 @@ from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
 from coterie.engines.flower.client import NodeData
 from coterie.engines.flower.identity import read_secret
-from coterie.engines.flower.node_config import node_name, state_folder
-from coterie.errors import ConfigError
+from coterie.engines.flower.node_config import node_name, policy_file, state_folder
+from coterie.engines.flower.policy import Data, read_policy
+from coterie.errors import ConfigError, RunError
 
 __all__ = ["LoadData", "node_data"]
 
@@ -32,31 +34,39 @@ def node_data(
     """Say what this node holds.
 
     Node configuration (``--node-config``): `data`, a file or folder, unless there is a `load_data`; `client` and `target`,
-    its columns, where the run does not name them; `name`, distinct in the federation and the same after a restart; `state`,
-    the folder in which clients keep what is theirs, under the node's name; `secret`, a file with what names are hidden with.
+    its columns; `name`, distinct in the federation and the same after a restart; `state`, the folder in which clients keep
+    what is theirs, under the node's name; `policy`, a file that says what a server may ask; `secret`, a file with what names
+    are hidden with.
     """
-    name, folder = node_name(context), state_folder(context)
+    name, folder, policy = node_name(context), state_folder(context), read_policy(policy_file(context))
     reading = str(context.run_config.get("options", ""))
-    secret = (
-        read_secret(Path(str(context.node_config["secret"]))) if opaque and "secret" in context.node_config else b""
-    )
-    return NodeData(
-        name, partial(_load, context, load_data), folder, dict(modules or {}), opaque, reading, secret=secret
-    )
+    load, hidden = partial(_load, context, load_data, policy.data), opaque and "secret" in context.node_config
+    secret = read_secret(Path(str(context.node_config["secret"]))) if hidden else b""
+    return NodeData(name, load, folder, dict(modules or {}), opaque, reading, secret, policy)
 
 
-def _load(context: Context, load_data: LoadData | None, schema: Schema | None) -> Clients:
+def _load(context: Context, load_data: LoadData | None, allowed: Data, schema: Schema | None) -> Clients:
     found = _path(context) if load_data is None else load_data(context)
     if isinstance(found, Clients):
         return found
-    chosen = _options(context)
+    chosen = _options(context, allowed)
     data = chosen.data
     if schema is not None:
         return read_with(schema, found, min_rows=data.min_rows)
-    return read(
-        found, client=data.client, target=data.target, features=data.features, exclude=data.exclude,
-        categorical=data.categorical, missing=data.missing, task=chosen.task, min_rows=data.min_rows, test_size=0.0,
-    )  # fmt: skip
+    said: dict[str, Any] = {"client": data.client, "target": data.target, "features": data.features}
+    said |= {"exclude": data.exclude, "categorical": data.categorical, "missing": data.missing}
+    clients = read(found, **said, task=chosen.task, min_rows=data.min_rows, test_size=0.0)
+    if chosen.task == "classification" and not allowed.classes and _guessed(found, said) != "classification":
+        raise RunError(
+            f"the run takes '{data.target}' as classes, whose names nodes tell, and here it is a number",
+            "set data.classes = true in this node's policy to allow it",
+        )
+    return clients
+
+
+def _guessed(found: str | Path, said: Mapping[str, Any]) -> str:
+    """What the target would be taken for."""
+    return read(found, **said, test_size=0.0).schema.task
 
 
 def _path(context: Context) -> str:
@@ -68,10 +78,22 @@ def _path(context: Context) -> str:
     return str(context.node_config["data"])
 
 
-def _options(context: Context) -> FitOptions:
-    """What the run says, with the node's own word for columns where it says nothing."""
+def _options(context: Context, allowed: Data) -> FitOptions:
+    """What the run says of columns; the client column and the target are the node's own."""
     chosen = FitOptions.model_validate_json(str(context.run_config.get("options", "{}")))
-    config = context.node_config
-    silent = [key for key in ("client", "target") if getattr(chosen.data, key) is None]
-    own = {str(key): str(config[key]) for key in silent if key in config}
+    own: dict[str, str | None] = {}
+    for key in ("client", "target"):
+        own[key] = str(context.node_config[key]) if key in context.node_config else None
+        said = getattr(chosen.data, key)
+        if said not in (None, own[key]):
+            named = f"'{own[key]}'" if own[key] else "none"
+            raise RunError(
+                f"the run takes '{said}' as its {key} column, and this node says {named}",
+                f"a node names its {key} column itself: --node-config '{key}=\"...\"'",
+            )
+    if secret := sorted(set(chosen.data.categorical) - set(allowed.categorical)):
+        raise RunError(
+            f"the run takes '{secret[0]}' as a category, whose values nodes tell",
+            "name the column in data.categorical of this node's policy to allow it",
+        )
     return chosen.model_copy(update={"data": chosen.data.model_copy(update=own)})

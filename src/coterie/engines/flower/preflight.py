@@ -10,12 +10,12 @@ import torch
 
 from coterie.data.ragged import Layout
 from coterie.data.remote import Part, RemoteRows
-from coterie.data.scan import MAX_LEVELS
 from coterie.data.schema import Schema, disagreement, joined
 from coterie.engines.flower import registry
 from coterie.engines.flower.incoming import printable
 from coterie.engines.flower.messages import PROTOCOL, Introduction
 from coterie.errors import RunError
+from coterie.limits import MOST_LEVELS
 from coterie.protocol import Tensors
 
 __all__ = ["left_out", "rows_of", "schema_of"]
@@ -138,8 +138,8 @@ def _who_bring_too_much(nodes: Mapping[int, Introduction], schemas: Sequence[Sch
                     owners.setdefault(word, set()).add(place)
             alone = Counter(place for own in owners.values() if len(own) == 1 for place in own)
             for place, brought in alone.items():
-                if brought > max(MAX_LEVELS, len(owners) - brought):
-                    too_much[place] = (brought, what, max(MAX_LEVELS, len(owners) - brought))
+                if brought > max(MOST_LEVELS, len(owners) - brought):
+                    too_much[place] = (brought, what, max(MOST_LEVELS, len(owners) - brought))
         if not too_much:
             return out
         worst = max(too_much, key=lambda place: too_much[place])

@@ -12,8 +12,8 @@ from coterie.errors import ConfigError
 from coterie.protocol import Step
 
 __all__ = [
-    "named", "named_names", "named_object", "register_named", "register_step", "register_value", "step", "step_name",
-    "steps", "value_name", "value_type",
+    "named", "named_names", "named_object", "register_named", "register_step", "register_value", "revealed", "step",
+    "step_name", "steps", "value_name", "value_type",
 ]  # fmt: skip
 
 _HINT = "register it on the server and on every node; coterie's own come with `import coterie.engines.flower.catalogue`"
@@ -65,6 +65,11 @@ def step(name: str) -> Step:
 def steps() -> Iterable[str]:
     """Names of all client functions that may run."""
     return sorted(_steps)
+
+
+def revealed() -> frozenset[str]:
+    """Private fields that client functions let the server ask for after a fit."""
+    return frozenset().union(*(getattr(known, "reveals", ()) for known in _steps.values()))
 
 
 def value_name(kind: type) -> str:

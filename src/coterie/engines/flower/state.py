@@ -3,9 +3,16 @@
 
 The server says which of a node's answers it has used. An answer that was lost, came too late, or was used by a server that
 was killed before its checkpoint, is undone in this way: the node goes back to what it had kept before.
+
+Nobody but the node's user may read them. A run makes room for another only when it has not been used for long: otherwise
+whoever starts runs could remove what clients keep of earlier ones.
 """
 
+import os
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,9 +22,9 @@ from coterie.engines.flower.messages import State
 from coterie.errors import RunError
 from coterie.protocol import Tensors
 
-__all__ = ["Private", "PrivateFiles", "same"]
+__all__ = ["Private", "PrivateFiles", "owner_only", "same"]
 
-_RUNS = 3  # whose state a node keeps: another run may be under way
+_DAY = 86400.0  # seconds
 _FORBIDDEN = set("/\\. \0")
 
 Private = dict[int, Tensors]  # run -> name -> [m, ...]
@@ -32,17 +39,14 @@ class PrivateFiles:
         Of the node; every run has a folder in it.
     run : str
         The run.
+    runs : int
+        How many runs' state the node keeps.
+    days : float
+        How long a run's state stays without being used, at least.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self.folder = folder / _word(run)
-
-    def begin(self) -> None:
-        """Make the run's folder, and remove those of runs long past."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        others = [path for path in self.folder.parent.iterdir() if path.is_dir() and path != self.folder]
-        for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[_RUNS - 1 :]:
-            shutil.rmtree(old, ignore_errors=True)
+    def __init__(self, folder: Path, run: str, *, runs: int = 100, days: float = 7.0) -> None:
+        self.folder, self.runs, self.days = folder / _word(run), runs, days
 
     def load(self, state: State) -> tuple[Private, bool]:
         """Read what a question starts from.  -> private state, whether it is lost"""
@@ -61,9 +65,31 @@ class PrivateFiles:
     def keep(self, state: State, private: Private) -> None:
         """Write what came of a question."""
         path = self._file(state.store, state.number)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {f"{run}/{name}": value for run, kept in private.items() for name, value in kept.items()}
-        save_tensors(path, tensors, {"number": state.number})
+        with owner_only():
+            self.begin()
+            path.parent.mkdir(exist_ok=True)
+            save_tensors(path, tensors, {"number": state.number})
+
+    def begin(self) -> None:
+        """Make the run's folder, for the owner only; where there are too many, one that nobody uses makes room."""
+        if self.folder.is_dir():
+            return
+        with owner_only():
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.chmod(0o700)  # an earlier version may have made it
+            self._make_room()
+            self.folder.mkdir(exist_ok=True)
+
+    def _make_room(self) -> None:
+        used = sorted((_last_used(path), path) for path in self.folder.parent.iterdir() if path.is_dir())
+        for when, path in used[: max(0, len(used) + 1 - self.runs)]:
+            if time.time() - when < self.days * _DAY:
+                raise RunError(
+                    f"this node keeps the state of {len(used)} runs, all used within {self.days:g} days",
+                    f"remove folders of runs that are not needed from {self.folder.parent}, or allow more in its policy",
+                )
+            shutil.rmtree(path, ignore_errors=True)
 
     def tidy(self, state: State) -> None:
         """Undo answers that did not count, and remove those that will not be gone back to."""
@@ -77,11 +103,26 @@ class PrivateFiles:
         return self.folder / _word(store) / f"{number}.safetensors"
 
 
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """What is written here nobody else may read: files are made with 0600 and folders with 0700."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def same(a: Private, b: Private) -> bool:
     """Whether nothing has changed."""
     return a.keys() == b.keys() and all(
         a[run].keys() == b[run].keys() and all(torch.equal(a[run][name], b[run][name]) for name in a[run]) for run in a
     )
+
+
+def _last_used(run: Path) -> float:
+    """When something was last written there."""
+    return max(path.stat().st_mtime for path in (run, *run.rglob("*")))
 
 
 def _word(name: str) -> str:

@@ -74,7 +74,7 @@ def submit(app: Path, connection: Connection, listen: Callable[[Event], None]) -
     CoterieError
         What the app raised, or that it ended without a result.
     """
-    number = str(connection.document("run", str(app), connection.name)["run-id"])
+    number = connection.start(app)
     try:
         result, last = _listen(number, connection, listen)
     except KeyboardInterrupt:
@@ -92,6 +92,7 @@ def _listen(number: str, connection: Connection, listen: Callable[[Event], None]
     result: Event | None = None
     last: deque[str] = deque(maxlen=1)
     command = [tool("flwr"), "log", number, connection.name, "--stream"]
+    connection.sign_in()
     pipe, nobody = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, env=environment(connection.home), stdout=pipe, stderr=nobody, text=True) as log:
         assert log.stdout is not None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How Flower's own commands are called: which SuperLink, with which files, and without a word to anybody else."""
 
+import base64
 import json
 import os
 import shutil
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie.engines.checkpoint import replace_file
+from coterie.engines.flower.state import owner_only
 from coterie.errors import ConfigError, RunError
 
-__all__ = ["QUIET", "Connection", "environment", "quick_supernode", "tool"]
+__all__ = ["QUIET", "Connection", "environment", "guarded_superlink", "quick_supernode", "tool"]
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 _SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds after which Flower looks for work; its default is 1
@@ -30,6 +32,11 @@ def tool(name: str) -> str:
 def quick_supernode() -> list[str]:
     """The command of a SuperNode that is quicker between two messages than Flower's own."""
     return [sys.executable, "-m", "coterie.engines.flower.supernode"]
+
+
+def guarded_superlink() -> list[str]:
+    """The command of a SuperLink that is for submitters with a key only."""
+    return [sys.executable, "-m", "coterie.engines.flower.guarded_link"]
 
 
 def environment(home: Path | None, *, threads: int | None = None) -> dict[str, str]:
@@ -58,6 +65,8 @@ class Connection:
         The authority that has signed the SuperLink's certificate; by default, those that the system trusts.
     insecure : bool
         Whether to do without TLS.
+    key : str, optional
+        The submitter's key, for a SuperLink that is guarded: see `coterie.engines.flower.submitters`.
     """
 
     name: str
@@ -65,6 +74,7 @@ class Connection:
     address: str | None = None
     root_certificates: str | None = None
     insecure: bool = False
+    key: str | None = None
 
     def write(self) -> None:
         """Write the configuration that Flower's commands read."""
@@ -79,12 +89,36 @@ class Connection:
 
     def flwr(self, *words: str) -> str:
         """Call one of Flower's commands, and hand over what it says."""
+        self.sign_in()
         done = subprocess.run(
             [tool("flwr"), *words], env=environment(self.home), capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise self._refused(done.stderr or done.stdout)
         return done.stdout
+
+    def sign_in(self) -> None:
+        """Write a fresh word of the submitter's where Flower's commands look for one; without a key, nothing."""
+        if self.key is None:
+            return
+        from coterie.engines.flower.submitters import token
+
+        assert self.home is not None
+        words = {"authn-type": "oidc", "oidc-access-token": token(Path(self.key)), "oidc-refresh-token": "-"}
+        lines = [f"flower.account-auth.{self.address}.{name}: {_encoded(word)}" for name, word in words.items()]
+        with owner_only():
+            replace_file(self.home / "credentials.yaml", ("\n".join(lines) + "\n").encode())
+
+    def start(self, app: Path) -> str:
+        """Let the SuperLink run an app, signed where there is a key.  -> the number of the run"""
+        if self.key is None:
+            return str(self.document("run", str(app), self.name)["run-id"])
+        self.sign_in()
+        words = [sys.executable, "-m", "coterie.engines.flower.signed_run", str(app), self.name, self.key]
+        done = subprocess.run(words, env=environment(self.home), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise self._refused(done.stderr or done.stdout)
+        return done.stdout.strip().splitlines()[-1]
 
     def document(self, *words: str) -> dict[str, Any]:
         """Call one of Flower's commands that answers with a JSON document."""
@@ -106,6 +140,10 @@ class Connection:
         why = " ".join(line for line in boxed if line) or "it does not answer"
         where = self.address or f"'{self.name}'"
         return RunError(f"the SuperLink at {where} cannot be asked: {why}", "is it up? see `coterie flower status`")
+
+
+def _encoded(word: str) -> str:
+    return json.dumps(base64.b64encode(word.encode()).decode())
 
 
 def _path() -> str:

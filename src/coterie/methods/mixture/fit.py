@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import em, fedgmm, fedgrem
-from coterie.algorithms.mixture_starts import MixtureStart
+from coterie.algorithms.mixture_starts import REVEALED, MixtureStart
 from coterie.data.ragged import Ragged
 from coterie.engines.drive import Program, Round
 from coterie.errors import ConfigError
 from coterie.methods.mixture.results import (
     EM_METHODS,
     OUTLIER,
-    REVEALED,
     Choice,
     MixtureFit,
     bic,

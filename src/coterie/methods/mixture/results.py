@@ -21,7 +21,6 @@ from coterie.protocol import Tensors
 __all__ = [
     "EM_METHODS",
     "OUTLIER",
-    "REVEALED",
     "Choice",
     "MixtureFit",
     "bic",
@@ -33,10 +32,6 @@ __all__ = [
     "of_fedgrem",
 ]
 
-REVEALED = frozenset((
-    "alone", "begun", "centre", "has_scale", "joint", "mixed", "mixes", "own_scale", "rate", "stride", "tilde", "told",
-    "weights",
-))  # fmt: skip  # by clients, after a fit
 OUTLIER = 3.5  # score above which a client is called an outlier
 EM_METHODS: dict[str, tuple[em.Sharing, bool]] = {
     "local-em": ("local", False), "local-grem": ("local", True), "pooled-em": ("pooled", False),

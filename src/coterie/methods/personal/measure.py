@@ -26,7 +26,7 @@ from coterie.local import Training, own_outputs
 from coterie.local.personal import train_part
 from coterie.methods.session import Session
 from coterie.models import Model, Split, split, tail
-from coterie.protocol import Ask, Block, Stack, Tensors
+from coterie.protocol import Ask, Block, Stack, Tensors, answers
 
 __all__ = [
     "Distribution",
@@ -271,6 +271,7 @@ def judge_personal_ask(model: Model, theta: Tensor, parts: Split) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
+@answers()
 def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Fit the personal part of clients who have none to their rows, with the shared part fixed."""
     own, new = private["personal"], private["visits"] == 0  # [S, C, P - Q], [S, C]
@@ -286,6 +287,7 @@ def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
     return {}, {"personal": own}
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack())
 def judge_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's personal model on its rows, and leave it as it is."""
     scores = _outputs(shared["model"], shared["split"], shared["theta"], private["personal"], data)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node lets a server ask: its policy file, and the checks that come before any work.
+
+A server says which client function is run, on which rows, for which clients, and how the answers are folded. So a node that
+answered everything could be read row by row. What may leave is decided here, at the node: a client function itself declares
+its fields and folds (`coterie.protocol.answers`), and the file narrows that down.
+"""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from coterie.data.remote import Cast, Divided, Folded, Part, Scaled, View
+from coterie.engines.checkpoint import replace_file
+from coterie.engines.flower import registry
+from coterie.engines.flower.divisions import Seen
+from coterie.engines.flower.messages import Question
+from coterie.engines.flower.state import owner_only
+from coterie.engines.flower.wire import fingerprint
+from coterie.engines.private import reveal
+from coterie.errors import ConfigError, RunError
+from coterie.protocol import Ask, not_declared
+
+__all__ = ["Policy", "check_asks", "check_rows", "count", "read_policy"]
+
+_POLICY = "this node's policy refuses it; see docs/policy.md"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sums(_Section):
+    """What stands behind a sum over clients that leaves the node."""
+
+    clients: int = Field(1, ge=1)  # a node with one client is the common case
+    rows: int = Field(2, ge=1)  # the sum over one row is the row
+
+
+class Individual(_Section):
+    """What stands behind a value of a single client that leaves the node."""
+
+    rows: int = Field(1, ge=1)  # a loss on one row is not the row
+
+
+class Divisions(_Section):
+    """How a server may divide rows: into test rows, folds and the like."""
+
+    share: float = Field(0.05, ge=0, le=0.5)  # at least, on either side
+    number: int = Field(24, ge=0)  # different ones in a run: each is another equation for the rows
+
+
+class Data(_Section):
+    """What a server may make of columns, beside the node's own client column and target."""
+
+    categorical: tuple[str, ...] = ()  # columns of numbers that may be categories: the server is told all their values
+    classes: bool = False  # whether a target of real numbers may be classes: likewise
+
+
+class Run(_Section):
+    """What one run may ask."""
+
+    questions: int = Field(100_000, ge=1)
+
+
+class Stored(_Section):
+    """What clients keep of runs."""
+
+    runs: int = Field(100, ge=1)
+    days: float = Field(7.0, ge=0)
+
+
+class Policy(_Section):
+    """All that a node's owner may say; without a file, what stands here."""
+
+    sums: Sums = Sums()
+    individual: Individual = Individual()
+    divisions: Divisions = Divisions()
+    data: Data = Data()
+    run: Run = Run()
+    state: Stored = Stored()
+
+
+def read_policy(file: Path | None) -> Policy:
+    """Read a node's policy file; None gives the defaults."""
+    if file is None:
+        return Policy()
+    try:
+        return Policy.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"the policy {file} cannot be read: {error.strerror}", "check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the policy {file} is not valid TOML: {error}", "a line looks like: rows = 5") from None
+    except ValidationError as error:
+        raise ConfigError(*_complaint(file, error)) from None
+
+
+def _complaint(file: Path, error: ValidationError) -> tuple[str, str]:
+    first: Any = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"the policy {file} says '{where}', which no policy has", f"there are {', '.join(_names(Policy))}"
+    said = first["msg"][0].lower() + first["msg"][1:]
+    return f"the policy {file}: {where} is {first['input']!r}: {said}", "docs/policy.md lists what it may say"
+
+
+def _names(kind: type[BaseModel], before: str = "") -> list[str]:
+    found = []
+    for name, one in kind.model_fields.items():
+        inner = one.annotation
+        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
+        found += _names(inner, f"{before}{name}.") if nested else [before + name]  # type: ignore[arg-type]
+    return found
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+def check_asks(question: Question) -> None:
+    """Refuse what no client function lets leave, before rows are read."""
+    for ask in question.asks.values():
+        why = _not_revealed(ask) if ask.step is reveal else not_declared(ask)
+        if why is not None:
+            raise RunError(why, _POLICY)
+
+
+def _not_revealed(ask: Ask) -> str | None:
+    """What clients keep is told only where the client function that keeps it says so."""
+    hidden = sorted(set(ask.fold) - registry.revealed())
+    return f"'{hidden[0]}' stays with a client" if hidden else None
+
+
+def check_rows(question: Question, seen: Seen, policy: Policy) -> None:
+    """Refuse questions for others than the node's clients, and for too few clients or rows."""
+    _check_ids(question.ids, len(seen.names))
+    told = [how for ask in question.asks.values() if ask.step is not reveal for how in ask.fold.values()]
+    if not told or not len(question.ids):
+        return  # nothing leaves, or nothing of anybody
+    for division in seen.divisions:
+        if not division.allowed(policy.divisions.share):
+            least = f"{policy.divisions.share:.0%}"
+            raise RunError(
+                f"rows are divided by {division.rule}, and this node lets at least {least} on each side", _POLICY
+            )
+    rows = seen.rows(question.ids)
+    if any(how.individual for how in told):
+        _check_individual(rows, policy.individual.rows)
+    if not all(how.individual for how in told):
+        _check_sums(question, seen, policy.sums)
+    for ask in question.asks.values():
+        _check_drawn(ask, rows, policy.sums.rows)
+
+
+def _check_drawn(ask: Ask, rows: Tensor, least: int) -> None:
+    """Refuse minibatches and parts of too few rows: client functions draw them by these names, as the server says."""
+    sizes = [getattr(value, "batch_size", None) for value in ask.shared.values()] + [ask.shared.get("batch_size")]
+    drawn = [rows.clamp(max=size) for size in sizes if size is not None]
+    drawn += [rows // ask.shared["resample"]] if ask.shared.get("resample") else []
+    for some in drawn if ask.fold else ():
+        if int(some.sum()) < min(least, int(rows.sum())):
+            found = _counted(int(some.sum()), "row")
+            raise RunError(f"'{ask.step.__name__}' would draw {found}, and this node wants at least {least}", _POLICY)
+
+
+def _check_ids(ids: Tensor, n_clients: int) -> None:
+    if ids.dim() != 1 or ids.is_floating_point() or bool((ids[1:] <= ids[:-1]).any()):
+        raise RunError("the server asks for clients that are not in ascending order, each once", _POLICY)
+    if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= n_clients):
+        raise RunError(
+            "the server asks for a client that is not on this node", "start a new run: the node's clients have changed"
+        )
+
+
+def _check_individual(rows: Tensor, least: int) -> None:
+    few = rows[(rows > 0) & (rows < least)]
+    if len(few):
+        found = _counted(int(few.min()), "row")
+        raise RunError(f"a client's own values would be of {found}, and this node wants at least {least}", _POLICY)
+
+
+def _check_sums(question: Question, seen: Seen, least: Sums) -> None:
+    if len(question.ids) < least.clients:
+        found = _counted(len(question.ids), "client")
+        raise RunError(f"a sum would be over {found}, and this node wants at least {least.clients}", _POLICY)
+    fewest = seen.fewest(question.ids)
+    if fewest is not None and fewest < least.rows:
+        found = _counted(fewest, "row")
+        raise RunError(
+            f"a sum would be over {found}, or all but {found}; this node wants at least {least.rows}", _POLICY
+        )
+
+
+def count(file: Path, questions: Sequence[Question], policy: Policy) -> None:
+    """Count what a run asks, over restarts of the node, and refuse what is too much."""
+    said: dict[str, Any] = {"questions": 0, "rows": []}
+    if file.exists():
+        said = json.loads(file.read_text(encoding="utf-8"))
+    said["questions"] += sum(len(question.asks) for question in questions)
+    if said["questions"] > policy.run.questions:
+        raise RunError(f"this node answers {policy.run.questions} questions of a run", _POLICY)
+    sets = {_rows_named(question) for question in questions if any(ask.fold for ask in question.asks.values())}
+    said["rows"] = sorted({*said["rows"], *sets} - {""})
+    if len(said["rows"]) > policy.divisions.number:
+        raise RunError(f"this node lets a run divide its rows in {policy.divisions.number} ways", _POLICY)
+    with owner_only():
+        replace_file(file, json.dumps(said).encode())
+
+
+def _rows_named(question: Question) -> str:
+    """A word for the set of rows that a question is about, the same for those that are left; none for all of them."""
+    part, views = question.part, _dividing(question.views)
+    if views and isinstance(views[-1], Divided):
+        views = (*views[:-1], replace(views[-1], taken=True))
+    if isinstance(part, Folded):
+        part = replace(part, views=_dividing(part.views), test_views=_dividing(part.test_views))
+    return "" if isinstance(part, Part) and not views else fingerprint((part, views))
+
+
+def _dividing(views: tuple[View, ...]) -> tuple[View, ...]:
+    """What is done to rows, but for what changes their numbers only."""
+    return tuple(view for view in views if not isinstance(view, Scaled | Cast))
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
