@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet
 import torch
 from torch import Tensor
 
 from coterie import keys
+from coterie.data.parquet import whole_table
 from coterie.errors import ConfigError, DataError
 
 __all__ = ["Clock", "DynamicExponential", "Exponential", "LogNormal", "Speeds", "Trace", "VirtualClock", "WallClock"]
@@ -199,13 +199,13 @@ def _read(path: Path) -> pa.Table:
     kinds = {"client": pa.string(), "round": pa.int64(), "seconds": pa.float64()}
     try:
         if path.suffix == ".parquet":
-            table = pa.parquet.read_table(path)
+            table = whole_table(path)
         else:
             table = pa.csv.read_csv(path, convert_options=pa.csv.ConvertOptions(column_types=kinds))
         if "round" not in table.column_names:
             table = table.append_column("round", pa.array(np.zeros(len(table), np.int64)))
         return table.select(list(kinds)).cast(pa.schema(kinds))
-    except (OSError, KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (OSError, ValueError, KeyError, pa.ArrowException):
         raise DataError(
             f"the trace {path} cannot be read as clients and seconds",
             "give a CSV or Parquet file with columns client, seconds and, where speeds change, round",
