@@ -206,10 +206,12 @@ def _answer(asked: Question, holding: NodeData, private: Private) -> tuple[Answe
     worker = _worker(asked, holding)
     check_room(asked, worker.rows.n_clients)
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
-    answers = worker.answer(asked.asks, asked.ids)
+    answers = worker.answer(asked.asks, asked.ids, asked.bounds)
     parts = {run: found.parts for run, found in answers.items()}
     changed = not same(private, worker.private)
-    return Answers(asked.state.number, parts, asked.ids, changed, False), worker.private
+    left_out = {run: found.left_out for run, found in answers.items() if found.left_out}
+    lengths = {run: found.lengths for run, found in answers.items() if found.lengths}
+    return Answers(asked.state.number, parts, asked.ids, changed, False, left_out, lengths), worker.private
 
 
 def _worker(asked: Question, holding: NodeData) -> Worker:
