@@ -196,8 +196,8 @@ def overhear(patch: pytest.MonkeyPatch) -> list[tuple[Ask, Answer]]:
     seen: list[tuple[Ask, Answer]] = []
     original = Worker.answer
 
-    def answer(self: Worker, asks: Any, ids: Tensor) -> dict[int, Answer]:
-        answers = original(self, asks, ids)
+    def answer(self: Worker, asks: Any, ids: Tensor, bounds: Any = None) -> dict[int, Answer]:
+        answers = original(self, asks, ids, bounds)
         seen.extend((asks[run], answers[run]) for run in asks)
         return answers
 
@@ -476,6 +476,11 @@ CASES: list[Case] = [
     ifca_case("ifca-exact", training=EXACT),
     ifca_case("ifca-over-everyone", average_over="everyone", training=STEPS),
     ifca_case("ifca-exact-over-everyone", average_over="everyone", weighting="rows", training=EXACT, weight="rows"),
+    ifca_case("ifca-clip", training=STEPS, robust="clip"),
+    ifca_case("ifca-median", training=STEPS, robust="median"),
+    ifca_case("ifca-soft-trimmed", soft=True, training=STEPS, robust="trimmed"),
+    fedavg_case("fedavg-clip", training=STEPS, weight="rows", robust="clip"),
+    fedavg_case("fedavg-trimmed", training=STEPS, weight="rows", robust="trimmed"),
     fedavg_case("fedavg", training=STEPS, weight="rows"),
     fedavg_case("fedavg-by-clients", NET, training=STEPS, weighting="clients"),
     fedavg_case("fedavg-minibatch", SOFTMAX, training=BATCHES, minibatch=True, weight="rows", classes=3),

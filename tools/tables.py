@@ -330,6 +330,17 @@ def planted(results: Results) -> list[str]:
     return table(["Truth", "chosen", "repetitions", "correct", "right size", "excess"], body)
 
 
+def bad_clients(results: Results) -> list[str]:
+    """The largest excess of honest clients' error, by attack; what is recommended is bold."""
+    attacks = ("nobody", "flip", "scale", "scale back", "constant", "nan")
+    body = []
+    for line in every(results, "summary"):
+        robust = f"**{line['robust']}**" if line["recommended"] else line["robust"]
+        cells = [percent(line.get(attack), 1) for attack in attacks]
+        body.append([line["method"], robust, *cells, "holds" if line["holds"] else f"fails: {line['broken']}"])
+    return table(["Method", "robust", *attacks, "bar"], body)
+
+
 def real(results: Results) -> list[str]:
     """How every structure does on every data set; the chosen one is bold."""
     body = []
@@ -366,6 +377,7 @@ TABLES: dict[str, Callable[[Results], list[str]]] = {
     "speedup": speedup,
     "speedup-trained": speedup_trained,
     "images": images,
+    "bad_clients": bad_clients,
     "planted": planted,
     "real": real,
 }

@@ -129,6 +129,10 @@ class Rounds(Sampling):
         "weights of clients in a mean: equal, or by their rows (default of moment descent and FedAvg)",
     ] = None
     tol: Annotated[AtLeast0, "stop early below this relative change"] = 0.0
+    robust: Annotated[
+        Literal["clip", "trimmed", "median", "none"],
+        "how updates are averaged where some clients are bad: long ones limited, trimmed means, medians, plain means",
+    ] = "clip"
 
 
 @parameters

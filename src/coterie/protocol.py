@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ __all__ = [
     "ByCluster",
     "ClusterSums",
     "Fold",
+    "Individual",
+    "Limit",
     "Lockstep",
     "Lowest",
     "Mean",
@@ -325,20 +327,25 @@ class ByCluster(_Additive):
         return ClusterSums(part["sum"], part["weight"])
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Every client's own value, in the order of `Replies.ids`: only where the paper needs individual replies."""
+class Individual:
+    """A fold whose parts are every client's own values, with the client axis second, in the order of `Replies.ids`."""
 
     individual: ClassVar[bool] = True
+
+    def merge(self, a: Tensors, b: Tensors) -> Tensors:
+        """Append."""
+        return {name: torch.cat([a[name], b[name]], 1) for name in a}
+
+
+@dataclass(frozen=True)
+class Stack(Individual):
+    """Every client's own value, in the order of `Replies.ids`: only where the paper needs individual replies."""
+
     needs: tuple[str, ...] = ()
 
     def part(self, value: Tensor, reply: Tensors) -> Tensors:
         """Keep everything."""
         return {"stack": value}
-
-    def merge(self, a: Tensors, b: Tensors) -> Tensors:
-        """Append.  The client axis is the second."""
-        return {"stack": torch.cat([a["stack"], b["stack"]], 1)}
 
     def finish(self, part: Tensors) -> Tensor:
         """Hand over [C, ...]."""
@@ -396,6 +403,31 @@ class Lowest:
         return {name: value[runs, order] for name, value in part.items()}
 
 
+@dataclass(frozen=True)
+class Limit:
+    """What one client's value of a field may be beside others': long ones are shortened, or the client is left out.
+
+    Engines learn the median length of all clients' values, in the same round, from counts of clients by length.
+
+    Attributes
+    ----------
+    clip, out : float
+        Times the median: what is longer than the first is shortened to it; who is beyond the second is left out.
+    floor : float
+        Up to this length nothing is touched, whatever others' is.
+    per_row : bool
+        Whether the length is taken for each of the client's rows: of sums over rows.
+    kind : {"any", "positive", "definite"}
+        Who has a negative value (on the diagonal, for matrices) is left out.
+    """
+
+    clip: float = math.inf
+    out: float = math.inf
+    floor: float = 0.0
+    per_row: bool = False
+    kind: Literal["any", "positive", "definite"] = "any"
+
+
 EVERYBODY = 1 << 62  # enough answers are those of all whom the participation policy chooses, in any stage
 
 
@@ -424,6 +456,8 @@ class Ask:
     enough : int, optional
         How many answers will do: the engine goes on with the fastest, of those whom the participation policy chooses. Whom
         `to` names is waited for. None leaves it to what is around the algorithm, such as stages; `EVERYBODY` does not.
+    limits : mapping
+        Field -> what its values may be; numbers are finite in any case, and weights not negative: `engines/screening.py`.
     """
 
     step: Step
@@ -435,6 +469,7 @@ class Ask:
     work: float = 1.0
     scratch: int = 1
     enough: int | None = None
+    limits: Mapping[str, Limit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -457,11 +492,13 @@ class Replies:
     ids : Tensor
         Clients that answered; the order of stacked fields.
     missing : Tensor
-        Clients that were asked and were late or failed.
+        Clients that were asked and were late or failed, or whose answer was left out.
     elapsed : float
         Seconds that it took, by the engine's clock; 0 without one.
     bytes_up, bytes_down : int
         What the answers took, and what was sent, as a federation would send it.
+    left_out : mapping
+        Client -> why its answer does not count.
     """
 
     values: Mapping[str, Any]
@@ -470,6 +507,7 @@ class Replies:
     elapsed: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def n(self) -> int:

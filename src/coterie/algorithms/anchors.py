@@ -20,6 +20,7 @@ from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.algorithms.copies import perturbed, residuals, who_is_there
+from coterie.algorithms.robust import LOSSES
 from coterie.algorithms.starts import exchanged, first_smallest, serve
 from coterie.local import worst_if_nan
 from coterie.local.row_space import features
@@ -209,7 +210,10 @@ def _improved(model: Dense, local: Tensor, chosen: Tensor, how: Grouping) -> Run
             return chosen, 0
         copies = perturbed(local, there.lots, how.noise, how.secret, len(local), "swaps", copies=1)
         shared, each, to = {"model": model}, {"copies": copies}, there.ids
-    got = yield Ask(nearest_anchor, shared, {"loss": ByCluster("share")}, each=each, to=to, scratch=2 * len(local))
+    got = yield Ask(
+        nearest_anchor, shared, {"loss": ByCluster("share")}, each=each, to=to, scratch=2 * len(local),
+        limits={"loss": LOSSES},
+    )  # fmt: skip
     if got is None or got.n == 0:
         return chosen, 0
     return exchanged(got["loss"].sum, chosen, gain=0.01, most=2 * len(chosen))

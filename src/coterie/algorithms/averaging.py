@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from coterie.algorithms.robust import Robust, robustly
 from coterie.protocol import Ask, Replies, Save
 
 __all__ = ["State", "averaged"]
@@ -22,15 +23,15 @@ class State:
 
 
 def averaged(
-    state: State, question: Callable[[State], Ask], *, rounds: int, tol: float
+    state: State, question: Callable[[State], Ask], *, rounds: int, tol: float, robust: Robust = "none"
 ) -> Generator[Ask | Save, Replies | None, State]:
     """Ask, and move by the clients' mean `update`, until the last round or a relative change of at most `tol`.
 
     Clients also answer with `loss`, and with `n`, the rows that they have; and where it may be that they have no say, with
-    `left_out`, whether that is so.
+    `left_out`, whether that is so. `robust` says how updates are averaged: see `robust.py`.
     """
     while state.round < rounds and not state.settled:
-        got = yield question(state)
+        got = yield robustly(question(state), robust, state.theta)
         if got is None or got.n == 0 or not got["n"]:  # everybody was late or has no rows: the round is lost
             state = replace(state, round=state.round + 1)
             yield Save(state, {"events": ["nobody answered"]})

@@ -16,6 +16,7 @@ import torch
 from coterie import keys
 from coterie.algorithms.averaging import State, averaged
 from coterie.algorithms.fedrep import first_model
+from coterie.algorithms.robust import Robust
 from coterie.local import Training, client_losses, own_outputs, train
 from coterie.models import Model
 from coterie.protocol import Ask, Block, Replies, Save, Sum, Tensors, WeightedMean, answers
@@ -35,6 +36,7 @@ def ditto(
     decay: float = 1.0,
     weighting: Literal["clients", "rows"] = "clients",
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Generator[Ask | Save, Replies | None, State]:
     """Train a common model w, and for every client k a model v_k on F_k(v) + lambda/2 |v - w|^2.
 
@@ -56,6 +58,8 @@ def ditto(
         Whether clients count alike in the mean (paper) or by their rows.
     tol : float
         Stop when w changes by no more than this, relative to its length; 0 never stops early.
+    robust : {"none", "clip", "trimmed", "median"}
+        How updates are averaged where some clients are bad: see `robust.py`.
     """
     if state is None:
         state = State(first_model(model, seed))
@@ -82,7 +86,7 @@ def ditto(
             scratch=model.n_outputs,
         )
 
-    return (yield from averaged(state, question, rounds=rounds, tol=tol))
+    return (yield from averaged(state, question, rounds=rounds, tol=tol, robust=robust))
 
 
 def new_client(step_size: float, training: Training, lam: float) -> tuple[float, Training]:

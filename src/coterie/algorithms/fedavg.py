@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.averaging import State, averaged
+from coterie.algorithms.robust import Robust
 from coterie.local import Training, client_losses, outputs, own_outputs, train, training_moves, worst_if_nan
 from coterie.local.least_squares import gram, ridge, solve_ridge
 from coterie.models import Dense, Model
@@ -32,6 +33,7 @@ def fedavg(
     decay: float = 1.0,
     weighting: Literal["clients", "rows"] = "rows",
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Generator[Ask | Save, Replies | None, State]:
     """Train one model for all clients; with `training.proximal` this is FedProx."""
     if state is None:
@@ -54,7 +56,7 @@ def fedavg(
             scratch=model.n_outputs,
         )
 
-    return (yield from averaged(state, question, rounds=rounds, tol=tol))
+    return (yield from averaged(state, question, rounds=rounds, tol=tol, robust=robust))
 
 
 def pooled_ridge(state: State | None, *, model: Dense, l2: float) -> Generator[Ask | Save, Replies | None, State]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.algorithms.averaging import State
 from coterie.algorithms.fedrep import Run, partly_shared
+from coterie.algorithms.robust import Robust
 from coterie.local import Training
 from coterie.models import Model, last_layers
 
@@ -32,6 +33,7 @@ def fedper(
     weighting: Literal["clients", "rows"] = "clients",
     start: Tensor | None = None,
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Run:
     """Train a shared body and every client's own head.
 
@@ -43,14 +45,14 @@ def fedper(
         The head: layers by the beginning of their names; the last layer when not given.
     training : Training
         What a client does with the body that it received and its own head, both together.
-    model, rounds, step_size, seed, decay, weighting, start, tol
+    model, rounds, step_size, seed, decay, weighting, start, tol, robust
         As for `fedrep`.
     """
     return (
         yield from partly_shared(
             state, model=model, personal=last_layers(model, 1) if personal is None else personal, rounds=rounds,
             step_size=step_size, seed=seed, turns=(("both", training),), decay=decay, weighting=weighting, start=start,
-            tol=tol,
+            tol=tol, robust=robust,
         )
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.averaging import State, averaged
+from coterie.algorithms.robust import Robust
 from coterie.local import Training
 from coterie.local.personal import hold, share_of_work
 from coterie.models import Model, Part, last_layers, split
@@ -41,6 +42,7 @@ def fedrep(
     weighting: Literal["clients", "rows"] = "clients",
     start: Tensor | None = None,
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Run:
     """Train a shared representation and every client's own head.
 
@@ -65,12 +67,14 @@ def fedrep(
         [P] where representation and heads begin; drawn with the seed when not given.
     tol : float
         Stop when the representation changes by no more than this, relative to its length; 0 never stops early.
+    robust : {"none", "clip", "trimmed", "median"}
+        How updates are averaged where some clients are bad: see `robust.py`.
     """
     return (
         yield from partly_shared(
             state, model=model, personal=last_layers(model, 1) if personal is None else personal, rounds=rounds,
             step_size=step_size, seed=seed, turns=(("personal", head), ("shared", body)), decay=decay,
-            weighting=weighting, start=start, tol=tol,
+            weighting=weighting, start=start, tol=tol, robust=robust,
         )
     )  # fmt: skip
 
@@ -88,6 +92,7 @@ def partly_shared(
     weighting: Literal["clients", "rows"] = "clients",
     start: Tensor | None = None,
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Run:
     """Train a model of which some layers are personal: they stay with the client, and only the others are averaged.
 
@@ -95,7 +100,7 @@ def partly_shared(
     ----------
     turns : tuple of (part, Training)
         What a client trains in a round, one after the other: its "personal" part, the "shared" part, or "both" at once.
-    model, personal, rounds, step_size, seed, decay, weighting, start, tol
+    model, personal, rounds, step_size, seed, decay, weighting, start, tol, robust
         As for `fedrep`.
     """
     cut = split(model, personal)
@@ -122,7 +127,7 @@ def partly_shared(
             scratch=model.n_outputs,
         )
 
-    return (yield from averaged(state, question, rounds=rounds, tol=tol))  # line 15
+    return (yield from averaged(state, question, rounds=rounds, tol=tol, robust=robust))  # line 15
 
 
 def first_model(model: Model, seed: int) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from coterie import keys
+from coterie.algorithms.robust import Robust, robustly
 from coterie.algorithms.starts import Start, another_model, first_models
 from coterie.local import Training, chosen, client_losses, outputs, train, training_moves, worst_if_nan
 from coterie.local.parts import part_of
@@ -75,6 +76,7 @@ def ifca(
     patience: int = 5,
     resample: int = 0,
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Run:
     """Cluster clients and train a model for each cluster.
 
@@ -113,6 +115,8 @@ def ifca(
         number, or 0: all rows in every round, as in the paper's experiments. Starts take all rows.
     tol : float
         Stop when no client moves and no model changes by more than this, relative to its length; 0 never stops early.
+    robust : {"none", "clip", "trimmed", "median"}
+        How updates are averaged where some clients are bad: see `robust.py`.
     """
     if state is None:
         theta, events = yield from first_models(model, n_clusters, start, seed)
@@ -123,7 +127,7 @@ def ifca(
     common = shared_parameters(model, shared_layers)
     while state.round < rounds and not state.settled:
         gamma = step_size * decay**state.round
-        got = yield Ask(
+        ask = Ask(
             assign_and_train,
             {
                 "model": model,
@@ -147,6 +151,7 @@ def ifca(
             work=training.work() if averaging == "model" else 1.0,
             scratch=n_clusters * model.n_outputs,
         )
+        got = yield robustly(ask, robust, state.theta, gamma if averaging == "gradient" else 1.0)
         assert got is not None
         if got.n == 0 or not got["count"].any():  # everybody was late or has no rows: the round is lost
             state = replace(state, round=state.round + 1)

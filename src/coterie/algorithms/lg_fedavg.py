@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coterie.algorithms.averaging import State
 from coterie.algorithms.fedrep import Run, partly_shared
+from coterie.algorithms.robust import Robust
 from coterie.local import Training
 from coterie.models import Model, Part, first_layers
 
@@ -32,6 +33,7 @@ def lg_fedavg(
     weighting: Literal["clients", "rows"] = "clients",
     start: Tensor | None = None,
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Run:
     """Train every client's own representation and the top layers that all share.
 
@@ -45,7 +47,7 @@ def lg_fedavg(
         What a client does with its model.
     alternating : Training, optional
         When given, `training` moves the representation only, the top fixed, and then this moves the top.
-    model, rounds, step_size, seed, decay, weighting, start, tol
+    model, rounds, step_size, seed, decay, weighting, start, tol, robust
         As for `fedrep`.
     """
     together: tuple[tuple[Part, Training], ...] = (("both", training),)
@@ -54,7 +56,7 @@ def lg_fedavg(
             state, model=model, personal=first_layers(model, 2) if personal is None else personal, rounds=rounds,
             step_size=step_size, seed=seed,
             turns=together if alternating is None else (("personal", training), ("shared", alternating)),
-            decay=decay, weighting=weighting, start=start, tol=tol,
+            decay=decay, weighting=weighting, start=start, tol=tol, robust=robust,
         )
     )  # fmt: skip
 

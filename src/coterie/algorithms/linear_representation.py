@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
+from coterie.algorithms.robust import Robust, robustly
 from coterie.algorithms.subspace import Subspaces, range_finder
 from coterie.protocol import (
     EVERYBODY,
@@ -63,6 +64,7 @@ def linear_representation(
     start: Literal["moments", "random"] | Tensor = "moments",
     batch_size: int | None = None,
     weighting: Weighting = "clients",
+    robust: Robust = "none",
 ) -> Generator[Ask | Save, Replies | None, State]:
     """Find the subspace that everybody's models lie in; heads stay with the clients, as `head` in their private state.
 
@@ -86,12 +88,14 @@ def linear_representation(
         m, rows of a round; all rows by default.
     weighting : {"clients", "rows"}
         Whether clients count alike (the paper), or by their rows.
+    robust : {"none", "clip", "trimmed", "median"}
+        How updates are averaged where some clients are bad: see `robust.py`.
     """
     if state is None:
         state, events = yield from _begin(start, n_features, rank, seed, batch_size, weighting)
         yield Save(state, {"events": events})
     while state.round < rounds:
-        got = yield Ask(
+        ask = Ask(
             improve_representation,
             {
                 "theta": state.theta,
@@ -105,6 +109,7 @@ def linear_representation(
             fresh={"head": torch.zeros(rank, dtype=state.theta.dtype)},
             scratch=n_features + rank,  # a batch is a copy
         )
+        got = yield robustly(ask, robust, state.theta.flatten())
         state = replace(state, round=state.round + 1)
         if got is None or got.n == 0 or not got["weight"]:  # everybody was late or has no rows: the round is lost
             yield Save(state, {"events": ["nobody answered"]})

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.averaging import State, averaged
+from coterie.algorithms.robust import Robust
 from coterie.errors import ConfigError
 from coterie.local import Training, client_losses, outputs
 from coterie.local.sgd import batches, begin, in_chunks, numbers_held
@@ -39,6 +40,7 @@ def maml(
     decay: float = 1.0,
     weighting: Literal["clients", "rows"] = "clients",
     tol: float = 0.0,
+    robust: Robust = "none",
 ) -> Generator[Ask | Save, Replies | None, State]:
     """Train a start from which every client gets far in one step.
 
@@ -64,6 +66,8 @@ def maml(
         Whether clients count alike in the mean (paper) or by their rows.
     tol : float
         Stop when the model changes by no more than this, relative to its length; 0 never stops early.
+    robust : {"none", "clip", "trimmed", "median"}
+        How updates are averaged where some clients are bad: see `robust.py`.
     """
     if training.momentum or training.proximal or training.exact:
         raise ConfigError(
@@ -96,7 +100,7 @@ def maml(
             scratch=model.n_outputs,
         )
 
-    return (yield from averaged(state, question, rounds=rounds, tol=tol))
+    return (yield from averaged(state, question, rounds=rounds, tol=tol, robust=robust))
 
 
 def new_client(alpha: float, tune_steps: int) -> tuple[float, Training]:

@@ -22,6 +22,7 @@ from coterie.algorithms import ifca
 from coterie.algorithms.anchors import Anchors, Grouping, badly_served, first_anchors, group_anchors
 from coterie.algorithms.copies import There, fresh, perturbed, who_is_there
 from coterie.algorithms.moments import Estimator, descend, multiply_moments
+from coterie.algorithms.robust import COUNT, SPREAD
 from coterie.algorithms.starts import Start
 from coterie.algorithms.subspace import Subspaces, orthogonal_iteration, range_finder
 from coterie.local import Training
@@ -320,6 +321,7 @@ def _multiply(
         each={} if copies is None else {"copies": copies},
         to=to,
         scratch=len(q) * (3 * q.shape[-1] + 2),
+        limits={"product": SPREAD, "weight": COUNT},
     )
     if got is None or got.n == 0:
         return None

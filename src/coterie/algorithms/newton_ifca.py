@@ -20,6 +20,7 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Problem, curves, noise_level
 from coterie.algorithms.random_effects import OWN, fresh_model
+from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.local import worst_if_nan
 from coterie.protocol import (
     Algorithm,
@@ -169,6 +170,7 @@ def _step_ask(state: State, problem: Problem) -> Ask:
     return Ask(
         cluster_step, {"problem": problem, "theta": state.theta, "noise": state.noise}, fold, fresh=problem.fresh,
         scratch=problem.scratch * state.theta.shape[1] * state.theta.shape[2],
+        limits={"hessian": SQUARES, "curvature": SQUARES, "rows": COUNT, "n": COUNT, "there": ONCE},
     )  # fmt: skip
 
 
@@ -256,6 +258,7 @@ def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
     return Ask(
         judge_clusters, shared, fold, fresh=problem.fresh,
         scratch=problem.scratch * found.theta.shape[1] * found.theta.shape[2],
+        limits={"loss": LOSSES, "metric": LOSSES, "rows": COUNT},
     )  # fmt: skip
 
 

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
+from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.models import Dense
 from coterie.protocol import (
     Algorithm,
     Ask,
     Block,
     Fold,
+    Limit,
     Replies,
     Save,
     Stack,
@@ -46,6 +48,11 @@ _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
 _HALVINGS = 4
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
 _FLAT = 100.0  # variance of what is free, in a local model: intercepts
+
+_LIMITS = {
+    "count": ONCE, "precision": Limit(kind="positive"), "second": replace(SQUARES, out=50.0), "stiffness": SQUARES,
+    "stretch": Limit(out=50.0), "loss": LOSSES, "metric": LOSSES, "rows": COUNT,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,8 @@ def _ask(
     fresh = {**problem.fresh, f"{tag} effects": nothing, f"{tag} noise": nothing[..., 0].clone()}
     if keep is not None:
         fresh |= fresh_model(problem)
-    return Ask(step, shared, fold, fresh=fresh, scratch=problem.scratch * shape[1], work=float(steps))
+    limits = {name: limit for name, limit in _LIMITS.items() if name in fold}
+    return Ask(step, shared, fold, fresh=fresh, scratch=problem.scratch * shape[1], work=float(steps), limits=limits)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------

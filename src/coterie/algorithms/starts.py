@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from coterie import keys
+from coterie.algorithms.robust import LOSSES
 from coterie.errors import ConfigError
 from coterie.local import Training, client_losses, outputs, train, worst_if_nan
 from coterie.local.least_squares import ridge
@@ -131,6 +132,7 @@ def _spread(model: Model, n_clusters: int, start: Start, seed: int) -> Run:
             {"model": model, "theta": pool},
             {"loss": ByCluster("share")},
             scratch=_scratch(model, pool),
+            limits={"loss": LOSSES},
         )
         if got is not None and got.n:
             chosen = pool[_medoids(got["loss"].sum, n_clusters)]
@@ -146,7 +148,9 @@ def _candidates(model: Model, theta: Tensor, number: int, start: Start, key: Ten
         "number": number,
     }  # fmt: skip
     fold = {"theta": Lowest("score", "key", number)}
-    got = yield Ask(compete, shared, fold, work=start.fit.work(), scratch=_scratch(model, theta))
+    got = yield Ask(
+        compete, shared, fold, work=start.fit.work(), scratch=_scratch(model, theta), limits={"score": LOSSES}
+    )
     return theta[:0] if got is None or got.n == 0 else got["theta"]
 
 
@@ -209,6 +213,7 @@ def another_model(model: Model, theta: Tensor, start: Start, key: Tensor) -> Run
         {"model": model, "theta": theta, "found": found},
         {"loss": Sum()},
         scratch=_scratch(model, theta, found),
+        limits={"loss": LOSSES},
     )
     return found[int(worst_if_nan(total["loss"]).argmin()) if total is not None and total.n else 0]
 

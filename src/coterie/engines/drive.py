@@ -5,27 +5,31 @@ An engine says who its clients are, who of them takes part and by which clock, a
 """
 
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
+import numpy as np
 import torch
 from pydantic import AllowInfNan, ConfigDict, Field
 from torch import Tensor
 
 from coterie.documents import FirstFault, Said, checked
 from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, to_record
+from coterie.engines.screening import ClientWarning, left_out_text, longest
 from coterie.engines.worker import Answer
 from coterie.errors import RunError
 from coterie.participation import Clock, Participants, Participation, select_participants
 from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 
 __all__ = [
-    "Engine", "Finished", "Group", "Job", "Program", "Request", "Response", "Round", "Traffic", "drive_all", "finish",
+    "FAR", "Engine", "Finished", "Group", "Job", "Program", "Request", "Response", "Round", "Traffic", "drive_all", "finish",
 ]  # fmt: skip
 
 _OTHERWISE = "continue with the options that it was begun with"
+FAR = 30.0  # times the median: an update so long is told of
 
 Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
 Group = tuple[Mapping[int, Ask], Participants]  # slot -> its ask, and the clients that it is put to
@@ -85,6 +89,11 @@ class Finished:
     states: list[Any]
     rounds: list[Round]
     traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """Clients whose answers did not count, in some round of some run -> why."""
+        return {int(one): why for r in self.rounds for one, why in r.info.get("clients_left_out", {}).items()}
 
     def rounds_of(self, run: int) -> list[Round]:
         """The rounds of one of the runs."""
@@ -147,6 +156,10 @@ class Engine(Protocol):
     @property
     def keys(self) -> Tensor:
         """[M] identity of each client for randomness."""
+
+    @property
+    def names(self) -> np.ndarray:
+        """[M] of the clients."""
 
     def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Put asks, by their slots, to the clients of each group: all in one message to each."""
@@ -391,11 +404,14 @@ class _Drive:
             for at, answer in response.answers.items():
                 fresh = not knows[run_of(at)]
                 replies[at] = finish(asks[at], answer, who.asked, response.elapsed, fresh=fresh)
-                tallies[run_of(at)].count(replies[at])
+                tallies[run_of(at)].count(replies[at], longest(answer.lengths.get("update")))
             for run in {run_of(at) for at in response.answers}:
                 tallies[run].elapsed += response.elapsed
                 tallies[run].events += response.events
         self.traffic.count(replies.values())
+        left_out = {one: why for got in replies.values() for one, why in got.left_out.items()}
+        for text in left_out_text(self.engine.names, left_out):
+            warnings.warn(text, ClientWarning, stacklevel=2)
         for run in waiting:
             tallies[run].messages += 1
         return {
@@ -426,8 +442,13 @@ class _Drive:
         self.times[run] += tally.elapsed
         info, now = dict(save.info), self.times[run]
         self.traffic.add(Traffic(**info.pop("traffic", {})))
-        if tally.events:
-            info["events"] = [*info.get("events", ()), *tally.events]
+        events = [*tally.events, *left_out_text(self.engine.names, tally.left_out)] if tally.left_out else tally.events
+        if events:
+            info["events"] = [*info.get("events", ()), *events]
+        if tally.left_out:
+            info["clients_left_out"] = {str(one): why for one, why in sorted(tally.left_out.items())}
+        if tally.longest > FAR:
+            info["longest"] = tally.longest
         counted = (tally.participants, tally.up, tally.down)
         done = Round(run, self.barrier - 1, seconds, *counted, info, now, tally.messages)
         self.rounds.append(done)
@@ -445,8 +466,12 @@ class _Tally:
     messages: int = 0
     elapsed: float = 0.0
     events: list[str] = field(default_factory=list)
+    left_out: dict[int, str] = field(default_factory=dict)
+    longest: float = 0.0
 
-    def count(self, replies: Replies) -> None:
+    def count(self, replies: Replies, longest: float) -> None:
+        self.left_out |= replies.left_out
+        self.longest = max(self.longest, longest)
         self.down += replies.bytes_down
         self.up += replies.bytes_up
         self.participants = max(self.participants, replies.n)
@@ -477,4 +502,4 @@ def finish(ask: Ask, answer: Answer, asked: Tensor, elapsed: float, *, fresh: bo
     planned = len(asked) * sum(v.nbytes if isinstance(v, Tensor) else 8 for v in sent)
     planned += sum(v.nbytes for v in ask.each.values())
     down = planned if answer.bytes_down is None else answer.bytes_down
-    return Replies(values, answer.ids, missing, elapsed, answer.bytes_up, down)
+    return Replies(values, answer.ids, missing, elapsed, answer.bytes_up, down, answer.left_out)

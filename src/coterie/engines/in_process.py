@@ -2,15 +2,18 @@
 """The embedded engine: one process, one worker with everybody, several runs in lockstep."""
 
 import time
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
 from coterie.engines.drive import Finished, Group, Job, Program, Request, Response, Round, drive_all, finish
-from coterie.engines.worker import Worker
+from coterie.engines.screening import ClientWarning, left_out_text
+from coterie.engines.worker import Worker, completed
 from coterie.errors import RunError
 from coterie.participation import Clock, Everyone, Participants, Participation
 from coterie.protocol import Ask, Replies, Tensors
@@ -64,7 +67,9 @@ class InProcess:
         to = next(iter(asks.values())).to
         ids = torch.arange(self.worker.rows.n_clients) if to is None else to
         new = {run: not self.knows(run) for run in asks}
-        answers = self.worker.answer(asks, ids)
+        answers = {run: completed(asks[run], found, ids) for run, found in self.worker.screened(asks, ids).items()}
+        for text in sorted({text for found in answers.values() for text in left_out_text(self.names, found.left_out)}):
+            warnings.warn(text, ClientWarning, stacklevel=2)
         return {run: finish(asks[run], answer, ids, 0.0, fresh=new[run]) for run, answer in answers.items()}
 
     @staticmethod
@@ -118,6 +123,11 @@ class InProcess:
         """[M] identity of each client for randomness."""
         return self.worker.rows.keys
 
+    @property
+    def names(self) -> np.ndarray:
+        """[M] of the clients."""
+        return self.worker.rows.names
+
     def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Let those answer who are in time."""
         return [self._answered(asks, who) for asks, who in groups]
@@ -129,7 +139,7 @@ class InProcess:
 
     def _answered(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         begin = time.perf_counter()
-        answers = self.worker.answer(asks, who.answered)
+        answers = self.worker.screened(asks, who.answered)
         taken = time.perf_counter() - begin
         return Response(answers, 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken))
 

@@ -2,18 +2,19 @@
 """A worker holds some clients' rows and private state, answers for all of them at once, and folds what it can."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
+from coterie.engines.screening import Bounds, bounds_after, lengths_of, look
 from coterie.errors import RunError
-from coterie.protocol import Ask, Block, RowProduct, Tensors, run_of
+from coterie.protocol import Ask, Block, ByCluster, Individual, RowProduct, Tensors, run_of
 from coterie.threads import for_work
 
-__all__ = ["Answer", "Worker", "same_form"]
+__all__ = ["Answer", "Worker", "completed", "same_form"]
 
 _CUTS = 16  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
 _ROOM = 4  # blocks whose memory is for that
@@ -33,12 +34,18 @@ class Answer:
         What all clients' own replies would take; from afar, what the replies took that came.
     bytes_down : int, optional
         What was sent; None where nothing travels.
+    left_out : dict
+        Client -> why its answer does not count.
+    lengths : dict
+        Field -> clients counted by the length of their values: see `coterie.engines.screening`.
     """
 
     parts: dict[str, Tensors]
     ids: Tensor
     bytes_up: int
     bytes_down: int | None = None
+    left_out: dict[int, str] = field(default_factory=dict)
+    lengths: Tensors = field(default_factory=dict)
 
 
 class Worker:
@@ -58,8 +65,29 @@ class Worker:
         self.private: dict[int, Tensors] = {}  # run -> name -> [M, ...]
         self.least_clients = 1  # behind a sum of some of the clients, such as those of a cluster
         self._cuts: list[_Cut] = []
+        self._own: set[tuple[int, str]] = set()  # private state that this answer has copied: the former can be restored
 
-    def answer(self, asks: Mapping[int, Ask], ids: Tensor) -> dict[int, Answer]:
+    def screened(self, asks: Mapping[int, Ask], ids: Tensor) -> dict[int, Answer]:
+        """Put every run's ask to all the clients that there are, and once more where somebody's answer is absurd."""
+        before = {run: dict(kept) for run, kept in self.private.items()}
+        answers = self.answer(asks, ids)
+        bounds = {
+            at: found
+            for at, ask in asks.items()
+            if (found := bounds_after(ask, answers[at].lengths, answers[at].left_out.values(), len(ids)))
+        }
+        runs = {run_of(at) for at in bounds}
+        if not runs:
+            return answers
+        for run in runs:
+            self.private.pop(run, None)
+            if run in before:
+                self.private[run] = before[run]
+        return answers | self.answer({at: ask for at, ask in asks.items() if run_of(at) in runs}, ids, bounds)
+
+    def answer(
+        self, asks: Mapping[int, Ask], ids: Tensor, bounds: Mapping[int, Bounds] | None = None
+    ) -> dict[int, Answer]:
         """Put every run's ask to the same clients, in one pass over their rows.
 
         Parameters
@@ -68,11 +96,16 @@ class Worker:
             Slot -> its ask. Several asks of a run share its private state.
         ids : Tensor
             The clients, ascending.
+        bounds : mapping, optional
+            Slot -> what its clients' answers may be.
         """
         for ask in asks.values():
             self.rows.admit(ask.step)
+        self._own = set()
+        known, counted = bounds or {}, self.least_clients > 1
         groups = [
-            _Lockstep(slots, [asks[at] for at in slots], counted=self.least_clients > 1) for slots in _alike(asks)
+            _Lockstep(slots, [asks[at] for at in slots], [known.get(at, Bounds()) for at in slots], counted=counted)
+            for slots in _alike(asks)
         ]
         if len(ids):
             with for_work(self.rows.numbers(ids)):
@@ -111,11 +144,25 @@ class Worker:
             name: torch.stack([self._private(run_of(at), name, a.fresh[name])[block.ids] for at, a in group.each_run])
             for name in group.ask.fresh
         }
-        reply, private = group.ask.step(dict(group.shared), each, private, block)
+        reply, private = self.reply(group.ask, dict(group.shared), each, private, block)
         for name, value in private.items():
             for s, run in enumerate(group.runs):
-                self.private[run_of(run)][name][block.ids] = value[s]
-        group.take(block.ids, {name: _for_all(value, len(group.runs)) for name, value in reply.items()})
+                self._writable(run_of(run), name)[block.ids] = value[s]
+        group.take(block, {name: _for_all(value, len(group.runs)) for name, value in reply.items()})
+
+    @staticmethod
+    def reply(
+        ask: Ask, shared: dict[str, Any], each: Tensors, private: Tensors, block: Block
+    ) -> tuple[dict[str, Any], Tensors]:
+        """What a block's clients answer, and keep."""
+        return ask.step(shared, each, private, block)
+
+    def _writable(self, run: int, name: str) -> Tensor:
+        kept = self.private[run]
+        if (run, name) not in self._own:
+            self._own.add((run, name))
+            kept[name] = kept[name].clone()
+        return kept[name]
 
     def _private(self, run: int, name: str, fresh: Tensor) -> Tensor:
         """A run's private state, [M, ...]; what is asked for the first time starts fresh."""
@@ -137,8 +184,8 @@ class _Cut:
 class _Lockstep:
     """Asks of several runs that differ in the values of their tensors only: stacked once, answered together."""
 
-    def __init__(self, runs: Sequence[int], asks: Sequence[Ask], *, counted: bool) -> None:
-        self.runs, self.ask, self.counted = list(runs), asks[0], counted
+    def __init__(self, runs: Sequence[int], asks: Sequence[Ask], bounds: Sequence[Bounds], *, counted: bool) -> None:
+        self.runs, self.ask, self.bounds = list(runs), asks[0], list(bounds)
         self.each_run = list(zip(runs, asks, strict=True))
         self.shared: dict[str, Any] = {
             name: torch.stack([a.shared[name] for a in asks]) if isinstance(value, Tensor) else value
@@ -149,48 +196,118 @@ class _Lockstep:
         own = [v.nbytes for v in self.ask.fresh.values()] + [v[:1].nbytes for v in self.ask.each.values()]
         self.bytes = sum(v.nbytes for v in tensors) + len(asks) * sum(own)  # that one client is sent and keeps
         self.item_size = max((v.element_size() for v in tensors), default=8)
-        self._parts: dict[str, Tensors] = {}
-        self._ids: list[Tensor] = []
-        self._up = 0
-        self._behind: Tensors = {}  # field -> clients behind each of its sums, where these are of some of the clients
+        self._strands = [_Strand(slice(0, len(asks)), counted)]
+        self._left_out: list[dict[int, str]] = [{} for _ in asks]
+        self._lengths: list[dict[str, list[Tensor]]] = [{} for _ in asks]
 
     def refuse_fewer(self, least: int) -> None:
         """Refuse to answer with a sum over fewer clients, but for sums over nobody."""
-        for name, clients in self._behind.items():
-            few = clients[(clients > 0) & (clients < least)]
-            if len(few):
-                raise RunError(
-                    f"a sum of '{name}' would be over {int(few.min())} clients of a cluster, and {least} are needed",
-                    "this node's policy refuses it; see docs/policy.md",
-                )
+        for strand in self._strands:
+            for name, clients in strand.behind.items():
+                few = clients[(clients > 0) & (clients < least)]
+                if len(few):
+                    raise RunError(
+                        f"a sum of '{name}' would be over {int(few.min())} clients of a cluster, and {least} are needed",
+                        "this node's policy refuses it; see docs/policy.md",
+                    )
 
-    def take(self, ids: Tensor, reply: Tensors) -> None:
-        """Fold a block's replies, of all runs at once, into what came before."""
-        fold = self.ask.fold
-        for name, how in fold.items():
-            part = how.part(reply[name], reply)
-            if self.counted and (share := getattr(how, "share", None)):
-                there = (reply[share] != 0).sum(1)
-                self._behind[name] = self._behind[name] + there if name in self._behind else there
-            self._parts[name] = how.merge(self._parts[name], part) if name in self._parts else part
-        sent = {needed for how in fold.values() for needed in how.needs} | set(fold)
-        self._up += sum(_bytes(reply[name]) for name in sent)
-        self._ids.append(ids)
+    def take(self, block: Block, reply: dict[str, Any]) -> None:
+        """Fold a block's replies, of all runs at once, into what came before; who is left out differs between runs."""
+        seen = look(self.ask, self.bounds, reply, block.n)
+        for s, c, why in seen.why:
+            self._left_out[s][int(block.ids[c])] = why
+        for name, length in seen.lengths.items():
+            for s, mine in enumerate(self._lengths):
+                mine.setdefault(name, []).append(lengths_of(length[s]))
+        if seen.why and len(self._strands) < len(self.runs):
+            self._strands = [self._strands[0].run(s) for s in range(len(self.runs))]
+        for strand in self._strands:
+            keep = slice(None) if not seen.why else seen.keep[strand.runs.start]
+            strand.take(self.ask, block.ids[keep], {name: _cut(v, strand.runs, keep) for name, v in seen.reply.items()})
 
     def answers(self) -> dict[int, Answer]:
         """Hand every run its own part."""
+        found = {}
+        for strand in self._strands:
+            parts, ids = strand.found(self.ask)
+            for s in range(len(self.runs))[strand.runs]:
+                at = slice(s - strand.runs.start, s - strand.runs.start + 1)
+                own = {name: {k: v[at] for k, v in part.items()} for name, part in parts.items()}
+                lengths = {name: torch.cat(counts) for name, counts in self._lengths[s].items()}
+                found[self.runs[s]] = Answer(own, ids, strand.up, None, self._left_out[s], lengths)
+        return found
+
+
+class _Strand:
+    """Folded replies of some runs in lockstep: of all, until they differ in who counts."""
+
+    def __init__(self, runs: slice, counted: bool) -> None:
+        self.runs, self.up, self.counted = runs, 0, counted
+        self.behind: Tensors = {}  # field -> clients behind each of its sums, where these are of some of the clients
+        self._parts: dict[str, Tensors] = {}
+        self._ids: list[Tensor] = []
+
+    def run(self, s: int) -> "_Strand":
+        """One run alone."""
+        own = _Strand(slice(s, s + 1), self.counted)
+        own.behind = {name: clients[s : s + 1] for name, clients in self.behind.items()}
+        own._parts = {name: {k: v[s : s + 1] for k, v in part.items()} for name, part in self._parts.items()}
+        own._ids, own.up = list(self._ids), self.up
+        return own
+
+    def take(self, ask: Ask, ids: Tensor, reply: dict[str, Any]) -> None:
+        """Fold a block's replies into what came before."""
+        if not len(ids):
+            return
+        for name, how in ask.fold.items():
+            part = how.part(reply[name], reply)
+            if self.counted and isinstance(how, ByCluster):
+                there = (reply[how.share] != 0).sum(1)
+                self.behind[name] = self.behind[name] + there if name in self.behind else there
+            self._parts[name] = how.merge(self._parts[name], part) if name in self._parts else part
+        sent = {needed for how in ask.fold.values() for needed in how.needs} | set(ask.fold)
+        self.up += sum(_bytes(reply[name]) for name in sent)
+        self._ids.append(ids)
+
+    def found(self, ask: Ask) -> tuple[dict[str, Tensors], Tensor]:
+        """Parts, and who has answered."""
         if not self._ids:
-            return {run: Answer({}, torch.zeros(0, dtype=torch.int64), 0) for run in self.runs}
+            return {}, torch.zeros(0, dtype=torch.int64)
         ids, order = torch.cat(self._ids).sort()
-        for part in self._parts.values():
-            if "stack" in part:
-                part["stack"] = part["stack"][:, order]
+        stacked = {name for name, how in ask.fold.items() if isinstance(how, Individual)}
         return {
-            run: Answer(
-                {n: {k: v[s : s + 1] for k, v in part.items()} for n, part in self._parts.items()}, ids, self._up
-            )
-            for s, run in enumerate(self.runs)
-        }
+            name: {k: v[:, order] for k, v in part.items()} if name in stacked else part
+            for name, part in self._parts.items()
+        }, ids
+
+
+def completed(ask: Ask, answer: Answer, ids: Tensor, expected: Mapping[str, Tensors] | None = None) -> Answer:
+    """Let clients whose answers are lacking count as clients without rows: zeros in what is individual.
+
+    `expected` is what an answer looks like, for where there is none.
+    """
+    if len(answer.ids) == len(ids):
+        return answer
+    parts: dict[str, Tensors] = {}
+    at = torch.searchsorted(ids, answer.ids)
+    for name, part in (answer.parts or expected or {}).items():
+        if not isinstance(ask.fold[name], Individual):
+            parts[name] = part if answer.parts else {key: torch.zeros_like(value) for key, value in part.items()}
+            continue
+        parts[name] = {}
+        for key, like in part.items():
+            whole = like.new_zeros(1, len(ids), *like.shape[2:])
+            if len(answer.ids):
+                whole[:, at] = answer.parts[name][key]
+            parts[name][key] = whole
+    return replace(answer, parts=parts, ids=ids)
+
+
+def _cut(value: Any, runs: slice, keep: slice | Tensor) -> Any:
+    """Some runs' replies of some clients."""
+    if isinstance(value, RowProduct):
+        return RowProduct(value.x[keep], value.g[runs, keep])
+    return value[runs, keep]
 
 
 def _for_all(value: Any, runs: int) -> Any:
@@ -218,12 +335,17 @@ def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:
 
 def same_form(a: Ask, b: Ask) -> bool:
     """Whether asks differ in the values of their tensors only."""
-    if a.step is not b.step or dict(a.fold) != dict(b.fold):
+    if a.step is not b.step or dict(a.fold) != dict(b.fold) or _looks(a) != _looks(b):
         return False
     return all(
         _same_values(dict(left), dict(right))
         for left, right in ((a.shared, b.shared), (a.each, b.each), (a.fresh, b.fresh))
     )
+
+
+def _looks(ask: Ask) -> dict[str, tuple[bool, str]]:
+    """What workers look at: bounds come from the engine."""
+    return {name: (limit.per_row, limit.kind) for name, limit in ask.limits.items()}
 
 
 def _same_values(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -82,7 +82,7 @@ def fedavg_program(session: Session, made: Prepared) -> partial[Algorithm]:
     t = session.options.training
     return partial(
         fedavg.fedavg, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=session.options.seed,
-        training=made.training, decay=t.decay, weighting=t.weighting or "rows", tol=t.tol,
+        training=made.training, decay=t.decay, weighting=t.weighting or "rows", tol=t.tol, robust=t.robust,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from coterie.methods.baselines import Beside, as_placed, fedavg_program, measure
 from coterie.methods.choosing import best_start, first_bound, number_of_clusters
 from coterie.methods.cluster_models import ClusterModels, Descended
 from coterie.methods.measuring import Entry
+from coterie.methods.run_tables import diverged_because
 from coterie.methods.session import Prepared, Session, has_closed_form, model_for, prepare
 from coterie.models import Dense, Model
 from coterie.protocol import Algorithm, Lockstep, Replies, Stack
@@ -51,9 +52,8 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     found = as_placed(outcome.learnt, made.rows)
     models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)
     extra = {"chosen_run": done.chosen_run, "counted": done.counted}
-    return Fitted(
-        options, clients.schema, models, scores, per_client, done.rounds, _warnings(done.theta, found, options), extra
-    )
+    warnings = _warnings(done.theta, found, options, diverged_because(done.rounds))
+    return Fitted(options, clients.schema, models, scores, per_client, done.rounds, warnings, extra)
 
 
 def _entry(model: Model, theta: Tensor) -> Entry:
@@ -96,7 +96,7 @@ def _ifca(session: Session, made: Prepared, begin: Start, seed: int) -> partial[
         ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
         seed=seed, averaging=c.averaging, training=made.training, decay=t.decay, weighting=t.weighting or "clients",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, start=begin, patience=c.patience, resample=c.resample, tol=t.tol,
+        temperature=c.temperature, start=begin, patience=c.patience, resample=c.resample, tol=t.tol, robust=t.robust,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _mixed_regression(
         ),
         start=start, training=made.training, averaging=c.averaging, decay=t.decay, weighting=t.weighting or "rows",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, patience=c.patience, resample=c.resample, tol=t.tol,
+        temperature=c.temperature, patience=c.patience, resample=c.resample, tol=t.tol, robust=t.robust,
     )  # fmt: skip
 
 
@@ -223,11 +223,11 @@ def _clusters(k: int) -> str:
     return f"{k} cluster{'s' * (k > 1)}"
 
 
-def _warnings(theta: Tensor, found: Placed, options: FitOptions) -> list[str]:
+def _warnings(theta: Tensor, found: Placed, options: FitOptions, because: str) -> list[str]:
     out = []
     diverged = int((~(theta.isfinite().all(1) & found.losses.isfinite().any(0))).sum())
     if diverged:
-        out.append(f"{diverged} of {len(theta)} models diverged: lower training.step_size")
+        out.append(f"{diverged} of {len(theta)} models diverged: {because}")
     if options.method == "fedavg":
         return out
     if options.n_clusters is not None and len(theta) < options.n_clusters:

@@ -69,4 +69,5 @@ def train(clients: Clients, session: Session, given: Given = Given()) -> Fitted:
     """Fit what the session's options say, which were checked."""
     began = time.perf_counter()
     fitted = family_of(session.options.method).train(session, clients, given)
-    return replace(fitted, seconds=time.perf_counter() - began, traffic=session.traffic)
+    warnings = [*fitted.warnings, *session.remarks()]
+    return replace(fitted, warnings=warnings, seconds=time.perf_counter() - began, traffic=session.traffic)

@@ -7,12 +7,22 @@ import pyarrow as pa
 
 from coterie.engines.drive import Round
 
-__all__ = ["events", "hide_untested", "rounds_table"]
+__all__ = ["diverged_because", "events", "hide_untested", "rounds_table"]
 
 
 def events(rounds: list[Round]) -> list[dict[str, Any]]:
     """What was worth a sentence, and when."""
     return [{"run": r.run, "round": r.round, "text": text} for r in rounds for text in r.info.get("events", ())]
+
+
+def diverged_because(rounds: list[Round]) -> str:
+    """What to do about a model that diverged: with bad clients, a smaller step would not help."""
+    times = max((r.info.get("longest", 0.0) for r in rounds), default=0.0)
+    if times:
+        return f"an update was {times:.0f} times as long as the median; limit those of bad clients with training.robust"
+    if any("clients_left_out" in r.info for r in rounds):
+        return "some clients' answers had to be left out; look at their rows"
+    return "lower training.step_size"
 
 
 def rounds_table(rounds: list[Round]) -> pa.Table:

@@ -25,6 +25,7 @@ from coterie.data.remote import RemoteRows
 from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Finished, Job, Program, Request, Round, Traffic
 from coterie.engines.engine_for import AnyEngine, engine_for
+from coterie.engines.screening import left_out_text
 from coterie.errors import ConfigError
 from coterie.limits import MOST_PARAMETERS
 from coterie.local import Training
@@ -130,6 +131,8 @@ class Session:
         Told of every round.
     traffic : Traffic
         Messages and bytes so far.
+    left_out : dict
+        Clients whose answers did not count, in some message -> why.
     """
 
     options: FitOptions = field(default_factory=default_options)
@@ -137,6 +140,7 @@ class Session:
     every: float = 2.0
     watch: Watch | None = None
     traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
+    left_out: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -158,6 +162,8 @@ class Session:
         finally:
             del self._running[-len(running) :]
         self.traffic.add(Traffic.side_by_side(one.traffic for one in done))
+        for phase, one in zip(phases, done, strict=True):
+            self._note(phase.rows, one.left_out)
         return done
 
     def _job(self, phase: Phase) -> Job:
@@ -171,6 +177,14 @@ class Session:
         )
         checkpoint = self._checkpoint(phase.name)
         return Job(engine, phase.programs, checkpoint, self.every, phase.state, told, phase.goes_on)
+
+    def _note(self, rows: Ragged, left_out: Mapping[int, str]) -> None:
+        self.left_out.update({str(rows.names[one]): why for one, why in left_out.items()})
+
+    def remarks(self) -> list[str]:
+        """Say whose answers did not count."""
+        names = sorted(self.left_out)
+        return left_out_text(names, {at: self.left_out[name] for at, name in enumerate(names)})
 
     def engine(self, rows: Ragged, *, asks: bool = False) -> AnyEngine:
         """What answers for these rows: one that is run, with what its clients keep; and beside it one that is asked.
@@ -207,6 +221,9 @@ class Session:
                 engine.private = part.private
             requests.append(Request(engine, part.asks, part.after))
         found = requests[0].engine.exchange(requests)
+        for part, replies in zip(parts, found, strict=True):
+            for reply in replies.values():
+                self._note(part.rows, reply.left_out)
         (traffic or self.traffic).count(reply for replies in found for reply in replies.values())
         return [Answered(replies, request.engine.private) for replies, request in zip(found, requests, strict=True)]
 

@@ -113,6 +113,7 @@ def compare(
     settings |= {"hidden": list(layers)} if layers else {}
     if isinstance(clients.train, StandIns):
         made = replace(made, notes=(*made.notes, _NO_MIXTURE))
+    made = replace(made, notes=(*made.notes, *session.remarks()))
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began, traffic=session.traffic)
 
 

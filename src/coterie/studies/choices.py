@@ -2,8 +2,8 @@
 """What help says that studies' options are chosen among: names, without what they stand for, which takes long to import."""
 
 __all__ = [
-    "CASES", "CONTAMINATIONS", "DATASETS", "FACTORS", "IMAGE_METHODS", "LINEAR_METHODS", "MIXED_METHODS", "MIXED_PAPER",
-    "MIXTURE_METHODS", "REAL_DATA", "SPEEDS", "VARIABLE", "VARIANTS",
+    "BAD_CLIENTS", "CASES", "CONTAMINATIONS", "DATASETS", "FACTORS", "IMAGE_METHODS", "LINEAR_METHODS", "MIXED_METHODS",
+    "MIXED_PAPER", "MIXTURE_METHODS", "REAL_DATA", "SPEEDS", "VARIABLE", "VARIANTS",
 ]  # fmt: skip
 
 VARIABLE = "COTERIE_CHECKPOINT"  # of the environment: a folder for checkpoints
@@ -37,3 +37,4 @@ CASES = (
 REAL_DATA = (
     "school", "bdf", "radon", "computer survey", "heart", "eICU", "landmine", "vowel", "pen digits", "Beijing air",
 )  # fmt: skip
+BAD_CLIENTS = ("fedavg", "ifca", "fedrep", "lg-fedavg", "moment-descent", "shrunk", "compare")

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from coterie.studies.choices import CASES, REAL_DATA
+from coterie.studies.choices import BAD_CLIENTS, CASES, REAL_DATA
 from coterie.studies.commands import JOBS, Given, Shown, ran, some_of, study
 from coterie.studies.common import Tell
 from coterie.studies.personal_commands import app
@@ -36,3 +36,20 @@ def compare_real(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
     from coterie.studies import compare_real as real
 
     return ran(real, real.Settings(**(real.QUICK if quick else {})), given, tell)
+
+
+@study(
+    "bad-clients",
+    {
+        "methods": some_of(BAD_CLIENTS),
+        "robust": some_of(("clip", "trimmed", "median"), before="Ways of averaging, comma-separated, of "),
+        "bad": Given("Share of the clients that answer wrongly.", float),
+        "jobs": JOBS,
+    },
+    repetitions="reps",
+)
+def bad_clients(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
+    """What 30 % of clients that flip signs, scale, or send constants or no numbers do to the others."""
+    from coterie.studies import bad_clients as bad
+
+    return ran(bad, bad.Settings(**(bad.QUICK if quick else {})), given, tell)

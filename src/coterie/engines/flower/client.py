@@ -230,7 +230,7 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
 def _refuse(asked: Batch, holding: NodeData) -> None:
     """Refuse a message with a question that the node's policy does not allow, before anything is done."""
     for question in asked.questions:
-        check_asks(question)
+        check_asks(question, holding.policy)
     for question in asked.questions:
         about = seen(_data(holding, question.schema)[0], question.part, question.views)
         check_rows(question, about, holding.policy)
@@ -250,10 +250,12 @@ def _answer(asked: Question, holding: NodeData, private: Private) -> tuple[Answe
     check_room(asked, worker.rows.n_clients)
     worker.least_clients = holding.policy.sums.clients
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
-    answers = worker.answer(asked.asks, asked.ids)
+    answers = worker.answer(asked.asks, asked.ids, asked.bounds)
     parts = {run: found.parts for run, found in answers.items()}
     changed = not same(private, worker.private)
-    return Answers(asked.state.number, parts, asked.ids, changed, False), worker.private
+    left_out = {run: found.left_out for run, found in answers.items() if found.left_out}
+    lengths = {run: found.lengths for run, found in answers.items() if found.lengths}
+    return Answers(asked.state.number, parts, asked.ids, changed, False, left_out, lengths), worker.private
 
 
 def _worker(asked: Question, holding: NodeData) -> Worker:

@@ -9,14 +9,16 @@ from coterie.data.draws import First, Fold, Share
 from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part, Scaled, View
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.engines.private import reveal
-from coterie.protocol import Ask, ByCluster, Lowest, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.engines.screening import Bounds
+from coterie.protocol import Ask, ByCluster, Limit, Lowest, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.robust_folds import Trimmed, TrimmedByCluster
 
 __all__ = [
     "ASK", "FROM_NODES", "HELLO", "PROTOCOL", "Answers", "Batch", "Hello", "Introduction", "Question", "Refusal", "Reply",
     "State",
 ]  # fmt: skip
 
-PROTOCOL = 3  # 2: one batch for many questions; 3: nodes prove who they are
+PROTOCOL = 4  # 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out
 HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
 
 
@@ -113,6 +115,7 @@ class Question:
     asks: dict[int, Ask]
     state: State
     after: int | None = None  # the question of the batch whose private state it goes on from, in place of what was kept
+    bounds: dict[int, Bounds] = field(default_factory=dict)  # run -> what its clients' answers may be
 
 
 @register_value
@@ -140,6 +143,10 @@ class Answers:
         Whether private state has changed and was kept.
     lost : bool
         Whether private state was asked for that is not there any more, so that clients began anew.
+    left_out : dict
+        Run -> the node's number of a client whose answer does not count -> why.
+    lengths : dict
+        Run -> field -> clients counted by the length of their values.
     """
 
     number: int
@@ -147,6 +154,8 @@ class Answers:
     ids: Tensor
     kept: bool
     lost: bool
+    left_out: dict[int, dict[int, str]] = field(default_factory=dict)
+    lengths: dict[int, Tensors] = field(default_factory=dict)
 
 
 @register_value
@@ -172,6 +181,10 @@ FROM_NODES = (Introduction, Reply, Answers, Refusal)  # all that a server makes 
 
 for _kind in (
     Ask,
+    Limit,
+    Bounds,
+    Trimmed,
+    TrimmedByCluster,
     Sum,
     Mean,
     WeightedMean,

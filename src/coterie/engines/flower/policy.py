@@ -26,6 +26,7 @@ from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import reveal
 from coterie.errors import ConfigError, RunError
 from coterie.protocol import Ask, not_declared
+from coterie.robust_folds import Trimmed, TrimmedByCluster
 
 __all__ = ["Policy", "check_asks", "check_rows", "count", "read_policy"]
 
@@ -47,6 +48,7 @@ class Individual(_Section):
     """What stands behind a value of a single client that leaves the node."""
 
     rows: int = Field(1, ge=1)  # a loss on one row is not the row
+    updates: bool = False  # whether clients' own updates may leave, for trimmed means and medians
 
 
 class Divisions(_Section):
@@ -120,10 +122,17 @@ def _names(kind: type[BaseModel], before: str = "") -> list[str]:
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
-def check_asks(question: Question) -> None:
+def check_asks(question: Question, policy: Policy) -> None:
     """Refuse what no client function lets leave, before rows are read."""
     for ask in question.asks.values():
-        why = _not_revealed(ask) if ask.step is reveal else not_declared(ask)
+        robust = {name: how.plain for name, how in ask.fold.items() if isinstance(how, Trimmed | TrimmedByCluster)}
+        if robust and not policy.individual.updates:
+            raise RunError(
+                f"a trimmed mean or median needs every client's own '{next(iter(robust))}', and this node's policy keeps it",
+                "set individual.updates = true in the policy to allow it, or average with --robust clip",
+            )
+        plain = replace(ask, fold={**ask.fold, **robust})
+        why = _not_revealed(ask) if ask.step is reveal else not_declared(plain)
         if why is not None:
             raise RunError(why, _POLICY)
 

@@ -20,9 +20,11 @@ from coterie.engines.drive import Finished, Group, Job, Program, Request, Respon
 from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.link import Link
 from coterie.engines.flower.messages import Answers, Batch, Question, Reply, State
-from coterie.engines.flower.pieces import Expected, Piece, bytes_of, filled, joined, spoiled
+from coterie.engines.flower.pieces import Expected, Piece, bytes_of, joined, lengths_in, spoiled
 from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import RemoteState, reveal_ask
+from coterie.engines.screening import Bounds, ClientWarning, bounds_after, left_out_text
+from coterie.engines.worker import completed
 from coterie.errors import RunError
 from coterie.participation import Clock, Deadline, Everyone, Participants, Participation, WallClock
 from coterie.protocol import Ask, Replies, Tensors, run_of
@@ -118,8 +120,12 @@ class OnFlower:
         for request, ids, some, sent in zip(requests, to, pieces, down, strict=True):
             expected, asks = request.engine._expected, request.asks
             answers = {
-                run: filled(ask, joined(ask, some[run], sent[run]), ids, expected.of(ask)) for run, ask in asks.items()
+                run: completed(ask, joined(ask, some[run], sent[run]), ids, expected.of(ask))
+                for run, ask in asks.items()
             }
+            names = request.engine.names
+            for text in sorted({text for got in answers.values() for text in left_out_text(names, got.left_out)}):
+                warnings.warn(text, ClientWarning, stacklevel=2)
             out.append({run: finish(ask, answers[run], ids, 0.0) for run, ask in asks.items()})
         return out
 
@@ -159,6 +165,11 @@ class OnFlower:
         """[M] identity of each client for randomness."""
         return self.rows.keys
 
+    @property
+    def names(self) -> np.ndarray:
+        """[M] of the clients."""
+        return self.rows.names
+
     def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Ask those whom the clock foretells to be in time, or all, and go on with the first answers.
 
@@ -191,7 +202,10 @@ class OnFlower:
             out[names[place]] = own[np.argsort(self.rows.number[own])]
         return out
 
-    def _question(self, name: str, asks: Mapping[int, Ask], to: Tensor, own: np.ndarray, after: int | None) -> Question:
+    def _question(
+        self, name: str, asks: Mapping[int, Ask], to: Tensor, own: np.ndarray, after: int | None,
+        bounds: Mapping[int, Bounds],
+    ) -> Question:  # fmt: skip
         """What a node is asked: what is each client's goes to its own node only."""
         at = torch.searchsorted(to, torch.from_numpy(own))
         mine = {
@@ -203,7 +217,7 @@ class OnFlower:
         needed = accepted if self._needed is None else self._needed.get(name, 0)
         state = State(source, accepted, self.store, self._number, needed)
         number = torch.from_numpy(rows.number[own])
-        return Question(self.link.run, rows.part, rows.views, node.schema, number, mine, state, after)
+        return Question(self.link.run, rows.part, rows.views, node.schema, number, mine, state, after, dict(bounds))
 
     def _check(self, answers: Answers, number: int, asks: Mapping[int, Ask], own: np.ndarray) -> None:
         if answers.number != number or not torch.equal(answers.ids, torch.from_numpy(self.rows.number[own])):
@@ -211,7 +225,12 @@ class OnFlower:
         if answers.parts.keys() != asks.keys():
             raise RunError(f"it answers for the runs {sorted(answers.parts)} where {sorted(asks)} were asked")
         for run, ask in asks.items():
-            self._expected.check(ask, answers.parts[run], self.rows.counts[torch.from_numpy(own)])
+            without = answers.left_out.get(run, {})
+            if not without.keys() <= set(answers.ids.tolist()):
+                raise RunError("it leaves out other clients than it was asked for")
+            _check_lengths(ask, answers.lengths.get(run, {}))
+            there = own[~np.isin(answers.ids.numpy(), list(without))]
+            self._expected.check(ask, answers.parts[run], self.rows.counts[torch.from_numpy(there)])
 
     def _accept(self, node: str, answers: Answers, before: tuple[str, int] | None) -> list[str]:
         """Let an answer count: from now on the node goes on from what it kept, or else from what was there before."""
@@ -284,6 +303,7 @@ class _Part:
     to: Tensor
     ids: Tensor
     after: int | None
+    bounds: Mapping[int, Bounds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -315,7 +335,7 @@ class _Message:
             for name, own in self.groups[i].items():
                 mine = self.questions.setdefault(name, {})
                 after = list(mine).index(part.after) if part.after in mine else None
-                mine[i] = engine._question(name, part.asks, part.to, own, after)
+                mine[i] = engine._question(name, part.asks, part.to, own, after, part.bounds)
 
     def check(self, reply: Reply) -> None:
         """Refuse a reply that is not to these questions."""
@@ -340,10 +360,7 @@ class _Message:
         asks, groups = self.parts[part].asks, self.groups[part]
         answers = {n: replies[n].answers[list(self.questions[n]).index(part)] for n in sorted(replies) if n in groups}
         return _Found(
-            {
-                run: [Piece(n, torch.from_numpy(groups[n]), got.parts[run]) for n, got in answers.items()]
-                for run in asks
-            },
+            {run: [_piece(n, groups[n], got, run) for n, got in answers.items()] for run in asks},
             {run: sum(_sent(mine[part].asks[run]) for mine in self.questions.values() if part in mine) for run in asks},
         )
 
@@ -370,8 +387,9 @@ def _dispatched(asked: Sequence[_Asked], enough: int | None) -> list[Response]:
     for one, got in zip(asked, found, strict=True):
         asks, who = one.group
         answers = {run: joined(ask, got.pieces[run], got.sent[run]) for run, ask in asks.items()}
-        if any(run_of(at) == 0 for at in asks):
-            heard[id(one.engine)][next(iter(answers.values())).ids] = 1  # what is in one message is answered together
+        for at in asks:
+            if run_of(at) == 0:
+                heard[id(one.engine)][answers[at].ids] = 1
         clock = one.engine.clock
         elapsed = 0.0 if clock is None else clock.elapsed(who.seconds, taken)
         out.append(Response(answers, elapsed, events if not out else []))
@@ -380,10 +398,24 @@ def _dispatched(asked: Sequence[_Asked], enough: int | None) -> list[Response]:
     return out
 
 
+def _piece(node: str, own: np.ndarray, got: Answers, run: int) -> Piece:
+    """What a node has answered for a run, by the numbers of the federation."""
+    without = {int(own[got.ids.tolist().index(one)]): why for one, why in got.left_out.get(run, {}).items()}
+    ids = own[~np.isin(own, list(without))]
+    return Piece(node, torch.from_numpy(ids), got.parts[run], without, got.lengths.get(run, {}))
+
+
+def _check_lengths(ask: Ask, lengths: Mapping[str, Tensor]) -> None:
+    for name, counts in lengths.items():
+        if name not in ask.limits or counts.dtype != torch.int64 or counts.dim() != 2 or counts.shape[1] != 2:
+            raise RunError(f"it counts lengths of '{name}' in a way that was not asked for")
+
+
 def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[list[_Found], list[str]]:
     """Put all parts into one message to each node.  -> what each has brought, what went wrong
 
-    `enough` is how many clients will do; None waits for all.
+    Where some clients' values are absurd beside others', nothing counts, and all is asked once more with bounds. `enough` is
+    how many clients will do; None waits for all.
     """
     engine, message = parts[0].engine, _Message(parts)
     link, patience = engine.link, engine.link.timeout
@@ -393,6 +425,9 @@ def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[
     sizes = {name: sum(len(group.get(name, ())) for group in message.groups) for name in batches}
     called = link.call(batches, sizes, sum(sizes.values()) if enough is None else enough, message.check, patience)
     found = [message.found(i, called.answers) for i in range(len(parts))]
+    bounds = [_bounds(part, got) for part, got in zip(parts, found, strict=True)]
+    if any(bounds) and not any(part.bounds for part in parts):
+        return _send([replace(p, bounds=b) for p, b in zip(parts, bounds, strict=True)], enough, stacks=stacks)
     for part, got in zip(parts, found, strict=True):
         for run, ask in part.asks.items():
             bad = spoiled(ask, got.pieces[run], stacks=stacks)
@@ -404,6 +439,19 @@ def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[
     for event in events:
         warnings.warn(event, NodeWarning, stacklevel=2)
     return [message.found(i, used) for i in range(len(parts))], events
+
+
+def _bounds(part: _Part, got: _Found) -> dict[int, Bounds]:
+    """What the runs of a part are to be asked again with."""
+    found = {}
+    for run, ask in part.asks.items():
+        pieces = got.pieces[run]
+        reasons = [why for piece in pieces for why in piece.left_out.values()]
+        answered = sum(len(piece.ids) + len(piece.left_out) for piece in pieces)
+        bounds = bounds_after(ask, lengths_in(pieces), reasons, answered)
+        if bounds is not None:
+            found[run] = bounds
+    return found
 
 
 def _addressees(request: Request) -> Tensor:
@@ -418,4 +466,5 @@ def _sent(ask: Ask) -> int:
 
 def _without(ids: Tensor, pieces: Sequence[Piece]) -> Tensor:
     """Those who have not answered."""
-    return ids[~torch.isin(ids, torch.cat([piece.ids for piece in pieces] or [ids[:0]]))]
+    heard = [piece.ids for piece in pieces] + [torch.tensor(list(p.left_out), dtype=torch.int64) for p in pieces]
+    return ids[~torch.isin(ids, torch.cat(heard or [ids[:0]]))]

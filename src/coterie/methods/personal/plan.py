@@ -124,6 +124,7 @@ def _arguments(options: FitOptions, made: Prepared, layers: tuple[str, ...]) -> 
     body = made.training
     return dict(p) | {
         "model": made.model, "rounds": t.rounds, "seed": options.seed, "decay": t.decay, "tol": t.tol,
+        "robust": t.robust,
         "weighting": t.weighting or "clients", "step_size": made.step_size, "beta": made.step_size, "personal": layers,
         "training": body, "body": body, "head": _passes(options, p.head_epochs),
         "alpha": p.alpha or made.step_size,  # the paper has one step; for linear models it is 1/L, the most MAML allows

@@ -22,6 +22,7 @@ from coterie.methods.measuring import Entry, overall
 from coterie.methods.personal.model import Personal, begun, copied
 from coterie.methods.personal.plan import Plan, check_plan, plan, prepare_personal
 from coterie.methods.personal.scores import spread
+from coterie.methods.run_tables import diverged_because
 from coterie.methods.session import On, Prepared, Session
 from coterie.participation import Clock, WallClock, select_participants
 from coterie.protocol import Ask, Lockstep, Save
@@ -135,7 +136,7 @@ def _warnings(found: Personal, how: Plan, count: Tensor, rounds: list[Round]) ->
     """What a user should know; count [M] is in how many rounds each client took part."""
     out = []
     if not bool(found.theta.isfinite().all()):
-        out.append("the model diverged: lower training.step_size")
+        out.append(f"the model diverged: {diverged_because(rounds)}")
     last = next((r.info["enough"] for r in reversed(rounds) if "enough" in r.info), how.n_clients)
     if last < how.n_clients:
         out.append(

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that do not count: of clients whose numbers are not finite, cannot be, or are absurd beside others'.
+
+A worker leaves out, on the spot, who answers with numbers that are not finite or that are negative where that cannot be. How
+long values are is told as counts of clients by half powers of two, which add up over blocks and nodes; the engine takes the
+median of them, and if somebody is beyond what `Ask.limits` allows, asks once more from where clients were and says the
+bounds. So nothing depends on blocks, on the order of clients or on earlier rounds, and honest clients are asked once.
+
+Where half of the clients' numbers or more are not finite, the fault is not theirs (a step size too large): all count.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.protocol import Ask, Limit, Lowest, RowProduct
+
+__all__ = ["Bounds", "ClientWarning", "Look", "bounds_after", "left_out_text", "lengths_of", "longest", "look"]
+
+_LEAST = 5  # clients from which a median says something
+_ROUNDING = 1e-6  # of a matrix' length that its diagonal may be below zero
+_LONGEST = 1e300  # lengths overflow where values do not
+_NAMED = 5  # clients that are named in a sentence
+_NOT_FINITE = "is not finite"
+
+
+class ClientWarning(UserWarning):
+    """Some clients' answers do not count."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an engine has learnt from the lengths of all clients' values.
+
+    Attributes
+    ----------
+    clip, out : dict
+        Field -> the length to which longer values are shortened, and beyond which a client is left out.
+    everyone : bool
+        Whether clients count whose numbers are not finite.
+    """
+
+    clip: Mapping[str, float] = field(default_factory=dict)
+    out: Mapping[str, float] = field(default_factory=dict)
+    everyone: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a block's replies look like.
+
+    Attributes
+    ----------
+    reply : dict
+        What is to be folded: long values are shortened.
+    keep : Tensor
+        [S, C] who counts.
+    why : list
+        (run, client's place, reason) of who does not.
+    lengths : dict
+        Field -> [S, C] length, 0 where nothing can be said.
+    """
+
+    reply: dict[str, Any]
+    keep: Tensor
+    why: list[tuple[int, int, str]]
+    lengths: dict[str, Tensor]
+
+
+def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], n: Tensor) -> Look:
+    """Look at a block's replies, of all runs at once.  n [C] rows of the clients"""
+    reply, weights = dict(reply), _weights(ask)
+    sent = list(dict.fromkeys([*ask.fold, *(name for how in ask.fold.values() for name in how.needs)]))
+    keep = torch.ones(len(bounds), len(n), dtype=torch.bool)
+    why: list[tuple[int, int, str]] = []
+    lengths: dict[str, Tensor] = {}
+
+    def leave_out(bad: Tensor, reason: str) -> None:
+        nonlocal keep
+        for s, c in (bad & keep).nonzero().tolist():
+            why.append((s, c, reason))
+        keep = keep & ~bad
+
+    strict = torch.tensor([not b.everyone for b in bounds])[:, None]
+    for name in sent:
+        value, limit = reply[name], ask.limits.get(name)
+        numbers = value.g if isinstance(value, RowProduct) else value
+        if not numbers.is_floating_point() or not numbers.numel():
+            continue
+        flat = numbers.reshape(*numbers.shape[:2], -1)
+        most = torch.linalg.vector_norm(flat, math.inf, dim=2)
+        leave_out(~most.isfinite() & strict, f"'{name}' {_NOT_FINITE}")
+        if name in weights:
+            leave_out((flat.amin(2) < 0) & strict, f"'{name}' is negative")
+        if limit is None:
+            continue
+        length = _length(value)
+        if limit.kind != "any":
+            leave_out(_negative(value, length, limit) & strict, f"'{name}' is negative")
+        length = length / n.clamp(min=1) if limit.per_row else length
+        out = torch.tensor([b.out.get(name, math.inf) for b in bounds], dtype=torch.float64)[:, None]
+        leave_out(length > out, f"'{name}' is far longer than others'")
+        lengths[name] = torch.where(most.isfinite() & (n > 0), length, 0.0)
+        clip = torch.tensor([b.clip.get(name, math.inf) for b in bounds], dtype=torch.float64)[:, None]
+        if bool((length > clip).any()):
+            reply[name] = _times(value, torch.where(length > clip, clip / length, 1.0))
+    return Look(reply, keep, why, {name: torch.where(keep, length, 0.0) for name, length in lengths.items()})
+
+
+def _weights(ask: Ask) -> set[str]:
+    """Fields by which clients are weighted."""
+    return {name for how in ask.fold.values() if not isinstance(how, Lowest) for name in how.needs}
+
+
+def _length(value: Tensor | RowProduct) -> Tensor:
+    """[S, C] of every client's value; of a product over rows that is not formed, the most that it can be."""
+    length: Tensor
+    if isinstance(value, RowProduct):
+        rows = torch.linalg.vector_norm(value.g.flatten(3) if value.g.dim() > 3 else value.g[..., None], dim=3)
+        length = (rows * torch.linalg.vector_norm(value.x, dim=2)).sum(2, dtype=torch.float64)
+    else:
+        length = torch.linalg.vector_norm(value.reshape(*value.shape[:2], -1), dim=2, dtype=torch.float64)
+    return length.clamp(max=_LONGEST)
+
+
+def _negative(value: Any, length: Tensor, limit: Limit) -> Tensor:
+    if limit.kind == "definite":
+        value = value.diagonal(dim1=-2, dim2=-1)
+    least = value.reshape(*value.shape[:2], -1).amin(2)
+    return least < -_ROUNDING * length  # type: ignore[no-any-return]
+
+
+def _times(value: Any, factor: Tensor) -> Any:
+    if isinstance(value, RowProduct):
+        return value.times(factor)
+    return value * factor.to(value.dtype).view(*factor.shape, *(1,) * (value.dim() - 2))
+
+
+# -- what all clients' lengths say ------------------------------------------------------------------------------------
+def lengths_of(length: Tensor) -> Tensor:
+    """Count clients by the length of their values: rows of (half powers of two, clients).  [C] -> [L, 2]"""
+    some = length[length > 0]
+    found, count = (2 * some.log2()).floor().to(torch.int64).unique(return_counts=True)  # type: ignore[no-untyped-call]
+    return torch.stack([found, count], 1)
+
+
+def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str], n_clients: int) -> Bounds | None:
+    """What is to be asked again with; None where nobody is beyond.
+
+    Parameters
+    ----------
+    lengths : mapping
+        Field -> counts of clients by length, of all blocks and nodes: see `lengths_of`.
+    left_out : iterable of str
+        Why clients were left out.
+    n_clients : int
+        That were asked.
+    """
+    wild = sum(why.endswith(_NOT_FINITE) for why in left_out)
+    if wild and 2 * wild >= n_clients:
+        return Bounds(everyone=True)
+    clip, out = {}, {}
+    for name, counts in lengths.items():
+        middle = _median(counts)
+        if middle is None:
+            continue
+        limit, most = ask.limits[name], 2.0 ** (int(counts[:, 0].max()) / 2)
+        within, beyond = (max(times * middle, limit.floor) for times in (limit.clip, limit.out))
+        if most >= within:
+            clip[name] = within
+        if most >= beyond:
+            out[name] = beyond
+    return Bounds(clip, out) if clip or out else None
+
+
+def longest(counts: Tensor | None) -> float:
+    """How many times as long as the median the longest value is; 0 where that is not known."""
+    middle = None if counts is None else _median(counts)
+    return 0.0 if counts is None or middle is None else 2.0 ** (int(counts[:, 0].max()) / 2) / middle
+
+
+def _median(counts: Tensor) -> float | None:
+    """The median length, rounded up to a half power of two."""
+    total = int(counts[:, 1].sum()) if len(counts) else 0
+    if total < _LEAST:
+        return None
+    order = counts[:, 0].argsort()
+    below = counts[order, 1].cumsum(0)
+    at = int((2 * below >= total).nonzero()[0, 0])
+    return float(2.0 ** ((int(counts[order[at], 0]) + 1) / 2))
+
+
+def left_out_text(names: np.ndarray | Sequence[str], left_out: Mapping[int, str]) -> list[str]:
+    """Say who was left out, in a sentence for every reason."""
+    said = []
+    for why in sorted(set(left_out.values())):
+        who = [str(names[one]) for one in sorted(left_out) if left_out[one] == why]
+        more = f" and {len(who) - _NAMED} more" if len(who) > _NAMED else ""
+        listed = ", ".join(f"'{one}'" for one in who[:_NAMED]) + more
+        said.append(f"client{'s' * (len(who) > 1)} {listed} left out: {why}")
+    return said
