@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.data.ragged import Layout, Ragged
 from coterie.engines.worker import Answer, Worker, same_form
 from coterie.errors import RunError
-from coterie.protocol import Ask, ByCluster, Mean, Stack, Tensors, WeightedMean
+from coterie.protocol import Ask, ByCluster, Mean, Stack, Sum, Tensors, WeightedMean
 
 __all__ = ["Expected", "Piece", "bytes_of", "filled", "joined", "spoiled"]
 
@@ -97,10 +97,11 @@ def _check_counts(ask: Ask, name: str, part: Tensors, rows: Tensor) -> None:
         total = part["weight"].sum(-1) if isinstance(how, ByCluster) else part["weight"]
         _check_between(f"a weight of '{name}' is", part["weight"], 0, math.inf)
         _check_between(f"the weight of '{name}' is", total, 0, most if own else math.inf)
-    if own and name in COUNTS:
-        value = part.get("stack", part.get("sum", rows[:0]))
-        each = rows.clamp(min=1).view(1, -1, *(1,) * (value.dim() - 2)) if isinstance(how, Stack) else most
-        _check_between(f"'{name}' is", value, 0, each)
+    if own and name in COUNTS and isinstance(how, Sum):
+        _check_between(f"'{name}' is", part["sum"], 0, most)
+    if own and name in COUNTS and isinstance(how, Stack):
+        each = rows.clamp(min=1).view(1, -1, *(1,) * (part["stack"].dim() - 2))
+        _check_between(f"'{name}' is", part["stack"], 0, each)
 
 
 def _check_between(what: str, value: Tensor, least: float, most: "float | Tensor") -> None:
