@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_the_same_rows_and_clients_are_held_out_as_here(tmp_path: Path) -> None:
 
 def test_versions_must_agree(tmp_path: Path) -> None:
     refused(tmp_path, "node 'node-1' has coterie 0.0.1", versions={"coterie": "0.0.1"})
-    refused(tmp_path, "node 'node-1' has torch 1.0", versions={"torch": "1.0"})
+    refused(tmp_path, "node 'node-1' has torch 1.0", versions={"coterie": version("coterie"), "torch": "1.0"})
     refused(tmp_path, "node 'node-1' speaks protocol 7", protocol=7)
 
 
@@ -140,8 +141,9 @@ def test_schemas_must_agree(tmp_path: Path) -> None:
     other = schema.model_copy(update={"target": "z"})
     refused(tmp_path, "node 'node-1' has target 'z' and node 'node-0' has 'y'", schema=other.model_dump_json())
     other = schema.model_copy(update={"columns": schema.columns[:2]})
-    refused(tmp_path, "node 'node-1' has 2 columns and node 'node-0' has 3", schema=other.model_dump_json())
-    other = schema.model_copy(update={"columns": (schema.columns[1], *schema.columns[1:])})
+    row = {"x": torch.zeros(0, 2, dtype=torch.float64), "y": torch.zeros(0, dtype=torch.float64)}
+    refused(tmp_path, "node 'node-1' has 2 columns and node 'node-0' has 3", schema=other.model_dump_json(), row=row)
+    other = schema.model_copy(update={"columns": (schema.columns[1], schema.columns[0], schema.columns[2])})
     refused(tmp_path, "node 'node-1' has column 'x1'", schema=other.model_dump_json())
     other = schema.model_copy(update={"task": "classification"})
     refused(tmp_path, "node 'node-1' has task 'classification'", schema=other.model_dump_json())
@@ -262,7 +264,7 @@ def test_a_node_cannot_make_everybodys_rows_long(tmp_path: Path) -> None:
     grid = MemoryGrid({i: node(f"node-{i}", n) for i, n in enumerate((3, 80, 4, 3))})
     with pytest.warns(NodeWarning, match="node 'node-1' brings 1,520 levels that no other node has; at most 100"):
         assert connect(grid, **HOW).schema.n_features == 80
-    few = MemoryGrid({i: node(f"node-{i}", n) for i, n in enumerate((3, 7))})
+    few = MemoryGrid({i: node(f"another-{i}", n) for i, n in enumerate((3, 7))})
     assert connect(few, **{**HOW, "nodes": 2}).schema.n_features == 140
 
 

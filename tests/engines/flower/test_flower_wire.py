@@ -249,6 +249,7 @@ def test_a_flag_is_one_or_nothing() -> None:
         ('{"tuple": [' * 100 + "]}" * 100, "more than 64 levels or 1,048,576 values"),
         ("[" + "0," * (1 << 20) + "0]", "more than 64 levels or 1,048,576 values"),
         ('"' + "a" * (1 << 24) + '"', "no text of at most 16,777,216 characters"),
+        ("[" + "[]," * (1 << 20) + "0]", "more than 1,048,576 lists and maps"),
         ("1" * 5_000, "cannot be read"),
         ("1" * 50, "a number beyond 64 bits"),
         ('"\\ud800"', "cannot be understood"),

@@ -64,7 +64,7 @@ def check_introduction(said: Introduction) -> Schema:
         f"it has no clients, or more than {MOST_CLIENTS:,}",
     )
     wrong = next((name for name in said.names if not _is_name(name)), None)
-    _want(wrong is None, f"the name of a client is {wrong!r}, and not a word of at most {MOST_NAME} characters")
+    _want(wrong is None, f"the name of a client is {wrong!r:.40}, and not a word of at most {MOST_NAME} characters")
     _want(len(set(said.names)) == len(said.names), "two of its clients have one name")
     _check_counts(said)
     schema = _schema(said.schema)

@@ -13,7 +13,7 @@ from coterie.data.ragged import Layout, Ragged
 from coterie.engines.screening import Bounds
 from coterie.engines.worker import Answer, Worker, same_form
 from coterie.errors import RunError
-from coterie.protocol import Ask, ByCluster, Individual, Mean, Stack, Tensors, WeightedMean
+from coterie.protocol import Ask, ByCluster, Individual, Mean, Stack, Sum, Tensors, WeightedMean
 from coterie.robust_folds import Trimmed, TrimmedByCluster
 
 __all__ = ["Expected", "Piece", "bytes_of", "joined", "lengths_in", "spoiled"]

@@ -77,7 +77,9 @@ def _who_share_names(nodes: Mapping[int, Introduction]) -> dict[int, str]:
         if not against:
             return out
         most = max(map(len, against.values()))
-        out |= {place: next(iter(others.values())) for place, others in against.items() if len(others) == most}
+        for place, others in against.items():
+            if len(others) == most:
+                out[place] = f"node '{nodes[place].node}' is left out: {next(iter(others.values()))}"
 
 
 def _claimed(what: str, name: str, one: str, other: str) -> str:

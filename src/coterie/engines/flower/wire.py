@@ -44,8 +44,8 @@ _KINDS = {
 _HINT = "both sides must run the same version of coterie"
 _SHOWN = 200  # characters of what went wrong
 
-# What a message may hold. Whoever sends it may be a stranger, and what is made of it must fit into memory: a document may
-# become thirty times its size, numbers stay what they are.
+# What a message may hold. Whoever sends it may be a stranger, and what is made of it must fit into memory: a document of
+# this length becomes at most half a gigabyte, numbers stay what they are.
 MOST_CHARACTERS = 1 << 24  # of the document: 100,000 clients' names, or 100,000 columns
 MOST_VALUES = 1 << 20  # in it: as many as there may be clients, columns and levels, and more
 MOST_DEPTH = 64  # of it; a batch of questions has about twenty
@@ -190,6 +190,8 @@ def from_records(records: RecordDict, only: Sequence[type] = ()) -> Any:
         text = records[_DOCUMENT]["json"]
         if not isinstance(text, str) or len(text) > MOST_CHARACTERS:
             raise ValueError(f"it is no text of at most {MOST_CHARACTERS:,} characters")
+        if text.count("[") + text.count("{") > MOST_VALUES:  # each takes many times its two characters
+            raise ValueError(f"it has more than {MOST_VALUES:,} lists and maps")
         said = json.loads(text, parse_constant=_refuse_constant)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"a message cannot be read: {_short(error)}", _HINT) from None
