@@ -30,14 +30,15 @@ def _everything_that_is_asked_is_declared() -> Iterator[None]:
     from coterie.engines import worker
     from coterie.engines.private import reveal
     from coterie.protocol import not_declared
+    from coterie.robust_folds import plainly
 
     answer = worker.Worker.answer
 
-    def checked(self: worker.Worker, asks: Any, ids: Any) -> Any:
+    def checked(self: worker.Worker, asks: Any, ids: Any, bounds: Any = None) -> Any:
         for ask in asks.values():
             if ask.step.__module__.startswith("coterie.") and ask.step is not reveal:
-                assert (why := not_declared(ask)) is None, why
-        return answer(self, asks, ids)
+                assert (why := not_declared(plainly(ask))) is None, why
+        return answer(self, asks, ids, bounds)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.Worker, "answer", checked)

@@ -65,7 +65,7 @@ def _said(what: str) -> tuple[Any, bytes]:
         "reply": lambda: answered(to_records(_asked()), _node("north")),
         **{name: (lambda value=value: to_records(value)) for name, value in request.items()},
     }[what]()
-    return json.loads(str(records[_DOCUMENT]["json"])), records[_ARRAYS]["tensors"].data
+    return json.loads(str(records[_DOCUMENT]["json"])), records[_DOCUMENT]["tensors"]
 
 
 @cache
@@ -151,6 +151,8 @@ def _tensors(draw: Any, what: str) -> bytes:
 
 def _records(document: Any, data: bytes) -> RecordDict:
     text = document if isinstance(document, str) else json.dumps(document)
+    if len(data) % 2:
+        return RecordDict({_DOCUMENT: ConfigRecord({"json": text, "tensors": data})})
     array = Array(dtype="uint8", shape=(len(data),), stype="safetensors", data=data)
     return RecordDict({_ARRAYS: ArrayRecord({"tensors": array}), _DOCUMENT: ConfigRecord({"json": text})})
 

@@ -5,14 +5,14 @@ Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning", ICML 
 which leaves its worker: sums alone will not do (docs/privacy.md).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from coterie.protocol import ByCluster, ClusterSums, Fold, Individual, RowProduct, Tensors, WeightedMean
+from coterie.protocol import Ask, ByCluster, ClusterSums, Fold, Individual, RowProduct, Tensors, WeightedMean
 
-__all__ = ["MEDIAN", "Trimmed", "TrimmedByCluster"]
+__all__ = ["MEDIAN", "Trimmed", "TrimmedByCluster", "plainly"]
 
 MEDIAN = 0.5 - 1e-9  # of the weight is trimmed at either end: the middle is left, or the mean of the two middle ones
 
@@ -85,6 +85,12 @@ class TrimmedByCluster(Individual):
             for k in range(weight.shape[1])
         ]
         return ClusterSums(torch.stack(sums), weight.sum(0))
+
+
+def plainly(ask: Ask) -> Ask:
+    """The ask with means where it has trimmed ones: what client functions declare."""
+    plain = {name: how.plain for name, how in ask.fold.items() if isinstance(how, Trimmed | TrimmedByCluster)}
+    return replace(ask, fold={**ask.fold, **plain}) if plain else ask
 
 
 def _kept(value: "Tensor | RowProduct", weight: Tensor) -> Tensors:

@@ -26,7 +26,7 @@ from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import reveal
 from coterie.errors import ConfigError, RunError
 from coterie.protocol import Ask, not_declared
-from coterie.robust_folds import Trimmed, TrimmedByCluster
+from coterie.robust_folds import plainly
 
 __all__ = ["Policy", "check_asks", "check_rows", "count", "read_policy"]
 
@@ -125,13 +125,12 @@ def _names(kind: type[BaseModel], before: str = "") -> list[str]:
 def check_asks(question: Question, policy: Policy) -> None:
     """Refuse what no client function lets leave, before rows are read."""
     for ask in question.asks.values():
-        robust = {name: how.plain for name, how in ask.fold.items() if isinstance(how, Trimmed | TrimmedByCluster)}
-        if robust and not policy.individual.updates:
+        plain = plainly(ask)
+        if plain is not ask and not policy.individual.updates:
             raise RunError(
-                f"a trimmed mean or median needs every client's own '{next(iter(robust))}', and this node's policy keeps it",
+                "a trimmed mean or median needs every client's own update, which this node's policy keeps",
                 "set individual.updates = true in the policy to allow it, or average with --robust clip",
             )
-        plain = replace(ask, fold={**ask.fold, **robust})
         why = _not_revealed(ask) if ask.step is reveal else not_declared(plain)
         if why is not None:
             raise RunError(why, _POLICY)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages: all tensors as one of Flower's arrays, exactly as they are, and everything else as one JSON document.
+"""Messages: all tensors together, exactly as they are, and everything else as one JSON document.
 
 Flower hands every array on by itself, from the server to the SuperLink, the SuperNode, the ClientApp and back; a message of
-forty tensors would be hundreds of requests. So all are one array of bytes, in the format of safetensors.
+forty tensors would be hundreds of requests. So all are bytes in the format of safetensors: beside the document if they are
+few, else as one array.
 
 The document holds plain values, registered dataclasses by their names, and references to tensors. It is never code. What
 comes in is read within bounds, and nothing but a `CoterieError` comes of what cannot be read.
@@ -34,6 +35,7 @@ __all__ = [
 
 _ARRAYS, _DOCUMENT = "coterie-arrays", "coterie-document"
 _FORMAT = "safetensors"
+_FEW = 1 << 20  # bytes of tensors that stand beside the document; more are an array, which Flower sends in pieces
 _DTYPES = {str(d).removeprefix("torch."): d for d in (
     torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
 )}  # fmt: skip
@@ -179,6 +181,8 @@ def to_records(value: Any) -> RecordDict:
     tensors: Tensors = {}
     document = json.dumps(pack(value, tensors), allow_nan=False)
     data = _saved(tensors)
+    if len(data) <= _FEW:
+        return RecordDict({_DOCUMENT: ConfigRecord({"json": document, "tensors": data})})
     arrays = ArrayRecord({"tensors": Array(dtype="uint8", shape=(len(data),), stype=_FORMAT, data=data)})
     return RecordDict({_ARRAYS: arrays, _DOCUMENT: ConfigRecord({"json": document})})
 
@@ -204,10 +208,14 @@ def tensors_in(records: RecordDict) -> Tensors:
     What the header says is held against the bounds and against the bytes that are there, before anything is made of it.
     """
     try:
-        array = records[_ARRAYS]["tensors"]
-        if not isinstance(array, Array) or array.stype != _FORMAT or not isinstance(array.data, bytes):
+        if "tensors" in records[_DOCUMENT]:
+            data: Any = records[_DOCUMENT]["tensors"]
+        else:
+            array = records[_ARRAYS]["tensors"]
+            data = array.data if isinstance(array, Array) and array.stype == _FORMAT else None
+        if not isinstance(data, bytes):
             raise ValueError("records of another kind")
-        return _loaded(array.data)
+        return _loaded(data)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"a message cannot be read: {_short(error)}", _HINT) from None
 
