@@ -25,7 +25,7 @@ flips = st.binary(min_size=3, max_size=12)
 def changed(document: Any, how: tuple[bytes, Any, Any]) -> Any:
     """Change one place of a document, or two: leave it out, rename it, repeat it, or put something else there."""
     where, *values = how
-    for number, value in enumerate(deepcopy(values[: 1 + where[0] % 2])):
+    for number, value in enumerate(map(deepcopy, values[: 1 + where[0] % 2])):
         high, low, kind = where[3 * number : 3 * number + 3]
         places = list(_places(document))
         parent, key = places[(high << 8 | low) % len(places)]

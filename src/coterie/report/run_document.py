@@ -126,7 +126,7 @@ class Why(Said):
     headline: str
     evidence: Texts
     doubts: Texts
-    report: str | None = None
+    report: Literal["comparison/report.html"]  # a link, so nothing else
     chosen: str | None = None
 
 

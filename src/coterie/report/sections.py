@@ -11,7 +11,11 @@ __all__ = ["clients", "clusters", "comparison", "events", "settings", "traffic",
 def why(run: Run) -> Section | None:
     """Say why a comparison chose this method."""
     found = run.results.get("why")
-    return section("why", "Why this method", **found) if found else None
+    if not found:
+        return None
+    return section(
+        "why", "Why this method", **{name: found[name] for name in ("headline", "evidence", "doubts", "report")}
+    )
 
 
 def comparison(run: Run) -> Section | None:
