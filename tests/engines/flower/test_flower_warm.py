@@ -140,7 +140,12 @@ def test_answers_are_those_of_a_new_process(context: Context, tmp_path: Path) ->
         said(Refusal("node", "is no request")),
     ]
     got, expected = ([ask(message, where) for message in asked] for where in (context, cold))
-    own = {"steps": (), "fingerprint": "", "public": "", "proof": ""}  # tests register steps here, and keys are two folders'
+    own = {
+        "steps": (),
+        "fingerprint": "",
+        "public": "",
+        "proof": "",
+    }  # tests register steps here, and keys are two folders'
     met = [replace(from_records(one[0].content), **own) for one in (got, expected)]
     assert fingerprint(met[0]) == fingerprint(met[1])
     assert [in_bytes(one) for one in got[1:]] == [in_bytes(one) for one in expected[1:]]
