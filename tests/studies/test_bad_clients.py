@@ -48,14 +48,16 @@ def test_honest_clients_get_the_same_with_and_without_limits(method: str) -> Non
 
 
 def test_after_a_bad_answer_nobody_is_told_to_lower_the_step_size() -> None:
-    found, _ = fitted("fedavg", "scale back", robust="none", rounds=400)
+    found, _ = fitted("fedavg", "scale back", robust="none", rounds=600)
     (said,) = [text for text in found.warnings if "diverged" in text]
     assert "times as long as the median" in said
     assert "step_size" not in said
 
 
 def test_a_step_that_is_too_large_is_still_named() -> None:
-    found, _ = fitted("fedavg", None, step_size=1e3, rounds=200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClientWarning)  # some clients' numbers may overflow a round before others'
+        found, _ = fitted("fedavg", None, step_size=1e3, rounds=200)
     assert any("diverged: lower training.step_size" in text for text in found.warnings)
 
 

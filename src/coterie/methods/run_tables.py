@@ -20,8 +20,6 @@ def diverged_because(rounds: list[Round]) -> str:
     times = max((r.info.get("longest", 0.0) for r in rounds), default=0.0)
     if times:
         return f"an update was {times:.0f} times as long as the median; limit those of bad clients with training.robust"
-    if any("clients_left_out" in r.info for r in rounds):
-        return "some clients' answers had to be left out; look at their rows"
     return "lower training.step_size"
 
 
