@@ -158,6 +158,7 @@ def drive(
     programs: Sequence[Program],
     *,
     checkpoint: Path | None = None,
+    of: Mapping[str, str] | None = None,
     every: float = 0.0,
     state_type: type | Sequence[type] | None = None,
     watch: Callable[[Round], None] | None = None,
@@ -173,6 +174,8 @@ def drive(
         Each is given a saved state, or None, and returns its generator.
     checkpoint : Path, optional
         Where the state is kept. A file that is there already is continued from.
+    of : mapping, optional
+        What it is a checkpoint of (run, data, phase), to be written into it; one of something else is refused.
     every : float
         Seconds that pass at least between two checkpoints; the last round is always kept.
     state_type : type or sequence of types, optional
@@ -188,14 +191,14 @@ def drive(
     if checkpoint is not None and checkpoint.exists():
         if state_type is None:
             raise RunError(f"there is a checkpoint at {checkpoint}", "give state_type to continue, or remove it")
-        driven.restore(checkpoint, state_type)
+        driven.restore(checkpoint, state_type, of)
     kept = time.monotonic()
     while driven.advance():
         if checkpoint is not None and time.monotonic() - kept >= every:
-            driven.keep(checkpoint)
+            driven.keep(checkpoint, of)
             kept = time.monotonic()
     if checkpoint is not None:
-        driven.keep(checkpoint)
+        driven.keep(checkpoint, of)
     return Finished(driven.results(), driven.rounds, driven.traffic)
 
 
@@ -212,8 +215,8 @@ class _Drive:
         self.generators: dict[int, Lockstep] | None = None
         self.returned: dict[int, Any] = {}
 
-    def restore(self, path: Path, state_type: type | Sequence[type]) -> None:
-        tensors, document = load_tensors(path)
+    def restore(self, path: Path, state_type: type | Sequence[type], of: Mapping[str, str] | None) -> None:
+        tensors, document = load_tensors(path, of, "remove that file and resume: only its phase is done again")
         kinds = isinstance(state_type, Sequence)  # of programs that differ, later ones may not have been begun
         types: list[Any] = list(state_type) if isinstance(state_type, Sequence) else [state_type] * len(self.programs)
         begun = len(document["states"])
@@ -234,7 +237,7 @@ class _Drive:
         private = {name: value for name, value in tensors.items() if name.startswith("private/")}
         self.engine.restore(private, document.get("private"))
 
-    def keep(self, path: Path) -> None:
+    def keep(self, path: Path, of: Mapping[str, str] | None) -> None:
         tensors: dict[str, Tensor] = {}
         states: list[Any] = []
         for run, state in enumerate(self.states):
@@ -245,7 +248,7 @@ class _Drive:
         rounds = [dict(vars(r), info=dict(r.info)) for r in self.rounds]
         document = {"barrier": self.barrier, "states": states, "rounds": rounds, "private": rest}
         document["traffic"] = vars(self.traffic)
-        save_tensors(path, tensors | private, document)
+        save_tensors(path, tensors | private, document, of)
         self.engine.checkpoint_written()
 
     def results(self) -> list[Any]:

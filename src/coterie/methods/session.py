@@ -21,10 +21,10 @@ from coterie.data.clients import Clients
 from coterie.data.draws import SUPPORT, VALIDATION, Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Finished, Request, Round, Traffic
 from coterie.engines.engine_for import AnyEngine, engine_for
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
+from coterie.files import make_folder, replace_file
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
 from coterie.models import Dense, Model, Network
@@ -92,6 +92,8 @@ class Session:
         Told of every round.
     traffic : Traffic
         Messages and bytes so far.
+    of : mapping
+        Whose checkpoints these are: the run, and its data. They say so, and those of others are refused.
     """
 
     options: FitOptions = field(default_factory=default_options)
@@ -99,6 +101,7 @@ class Session:
     every: float = 2.0
     watch: Watch | None = None
     traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
+    of: Mapping[str, str] = field(default_factory=dict)
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -125,6 +128,7 @@ class Session:
         engine.set_up(participation=policy, clock=clock, seed=self.options.seed, store=phase)
         told = None if watch is None or phase is None else _teller(watch, phase, total, isinstance(state, Sequence))
         how: dict[str, Any] = {"checkpoint": self._checkpoint(phase), "every": self.every, "state_type": state}
+        how["of"] = {**self.of, "phase": phase} if self.of else None
         self._running.append((id(rows), False))
         try:
             done = engine.run(programs, watch=told, goes_on=goes_on, **how)
@@ -181,17 +185,17 @@ class Session:
         if self.folder is None:
             return word
         path = self.folder / "checkpoints" / name
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         if not path.exists():
             replace_file(path, word.encode())
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors="replace")
 
     def _checkpoint(self, phase: str | None) -> Path | None:
         if self.folder is None or phase is None:
             return None
         if phase == "fit":
             return self.folder / "state.safetensors"
-        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        make_folder(self.folder / "checkpoints")
         return self.folder / "checkpoints" / f"{phase.replace(' ', '-')}.safetensors"
 
 
@@ -272,6 +276,10 @@ def _with_kernel(session: Session, model: Network, rows: Ragged) -> Network:
     if block.y is None or not block.x.shape[1]:
         return model
     chosen = session.kept_word("kernel", model.measured(block.x, block.y).kernel)
+    if chosen not in ("loop", "vmap"):
+        raise RunError(
+            f"the run's kernel is {chosen!r}, which there is not: checkpoints/kernel is damaged", "fit again"
+        )
     return replace(model, kernel="loop" if chosen == "loop" else "vmap")
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.errors import RunError
+from coterie.files import check_files, check_seal
 from coterie.registry import METHODS
 from coterie.report import figures, tables
 from coterie.report.client_plots import signed_bars
@@ -66,6 +67,8 @@ def _read(folder: Path, name: str | None) -> Run:
         raise RunError(
             f"'{path}' is not the document of a comparison", "give the folder that `coterie compare --out` wrote"
         )
+    check_seal(path, said)
+    check_files(folder, said)
     groups, metric = said.get("grouping") or {}, str(said.get("metric"))
     data = {**said.get("data", {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
     results = {"n_clusters": len(groups.get("sizes") or []), "profiles": _profiles(groups)}

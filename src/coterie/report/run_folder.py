@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
+from coterie.files import check_files, check_seal
 from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
 
 __all__ = ["Floats", "Metric", "Run", "number", "read_document", "read_run", "read_table"]
@@ -197,6 +198,7 @@ def read_run(folder: Path) -> Run:
         The folder has no `run.json`, or a file in it cannot be read.
     """
     info = read_document(folder)
+    check_files(folder, info, ("rounds.parquet", "clients.parquet"))
     rounds, clients = read_table(folder / "rounds.parquet"), read_table(folder / "clients.parquet")
     return Run(folder.resolve().name, info, rounds, clients, any(folder.glob("models/*.safetensors")))
 
@@ -218,6 +220,7 @@ def read_document(folder: Path) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read", "it was cut off or changed by hand: fit again") from None
     if not isinstance(document, dict):
         raise RunError(f"{folder} is not a run: its run.json was not written by a run", way_out)
+    check_seal(path, document)
     return document
 
 

@@ -5,8 +5,9 @@ import io
 import json
 import math
 import platform
-import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,9 +21,19 @@ from torch import nn
 
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Traffic
 from coterie.errors import ConfigError, RunError
+from coterie.files import (
+    check_files,
+    clear_temporaries,
+    digest,
+    is_temporary,
+    make_folder,
+    remove_files,
+    replace_file,
+    sealed,
+)
+from coterie.lock import LOCK, held
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import read_choice
@@ -33,20 +44,45 @@ from coterie.report.run_folder import read_document
 
 __all__ = [
     "begin_run",
+    "checkpoints_of",
     "finish_run",
+    "holding",
     "is_finished",
     "load_run",
     "read_options",
+    "remove_run",
     "settle_run",
     "strict",
     "summary",
 ]
 
+_FILES = ("run.json", "rounds.parquet", "clients.parquet", "state.safetensors", "report.html", "flower-run")
+_COMPARISON = ("compare.json", "clients.parquet", "report.html")  # of --method auto
+_WORDS = ("kernel", "about.json", "flower-run")  # what checkpoints/ holds beside checkpoints
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Have the folder of a run or a comparison alone; what killed processes have left in it is removed.
+
+    Raises
+    ------
+    RunError
+        Another process has it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, and a run is a folder", "name a new folder with --out")
+    with held(folder / LOCK, folder) as first:
+        if first:
+            _tidy(folder)
+        yield
+
 
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
     """Make the folder and write down what is about to be done.  -> whether the run is new
 
-    A folder that holds something else, a run with other options, or a run on other data, is refused.
+    A folder that holds something else, a run with other options, or a run on other data, is refused. A run that has
+    finished is running again: what it has written will be replaced file by file.
     """
     print_ = clients.fingerprint()
     if folder.exists() and not folder.is_dir():
@@ -61,12 +97,55 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
             raise RunError(
                 f"the data of the run in {folder} has changed since it began", "start a new run with another --out"
             )
+        if is_finished(folder):
+            ended = {"seconds", "data", "results", "files"}
+            begun = {key: value for key, value in _read_json(folder).items() if key not in ended}
+            _write_json(folder, begun | {"status": "running"})
         return False
-    if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
+    if folder.exists() and any(path.name != LOCK and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and not a run", "name a new folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder, {"status": "running", **_header(options, command), "fingerprint": print_})
+    begun = {"status": "running", "id": uuid.uuid4().hex, **_header(options, command), "fingerprint": print_}
+    _write_json(folder, begun)
     return True
+
+
+def checkpoints_of(folder: Path) -> dict[str, str]:
+    """What a run's checkpoints say that they are of; nothing for a run of an earlier version."""
+    document = _read_json(folder)
+    return {"run": str(document["id"]), "data": str(document["fingerprint"])} if "id" in document else {}
+
+
+def remove_run(folder: Path) -> None:
+    """Remove what a run has written, and nothing else; the folder is left to whoever has made it."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    _remove_own(folder / "models")
+    _remove_checkpoints(folder)
+    remove_files(folder / "comparison", _COMPARISON)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes have left in a folder of ours; one of somebody else is left as it is."""
+    found = [path for path in folder.iterdir() if path.name != LOCK]
+    if not {"run.json", "compare.json"} & {path.name for path in found} and not all(map(is_temporary, found)):
+        return
+    for inside in ("", "models", "checkpoints", "checkpoints/answers", "comparison"):
+        clear_temporaries(folder / inside)
+    with suppress(RunError):  # it is said where the run is read
+        if is_finished(folder):
+            _remove_checkpoints(folder)
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    _remove_own(folder / "checkpoints" / "answers")
+    _remove_own(folder / "checkpoints")
+
+
+def _remove_own(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink():
+        names = [path.name for path in folder.iterdir()]
+        remove_files(folder, [name for name in names if name.endswith(".safetensors") or name in _WORDS])
 
 
 def settle_run(folder: Path, options: FitOptions) -> None:
@@ -77,7 +156,7 @@ def settle_run(folder: Path, options: FitOptions) -> None:
 
 def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
-    (folder / "models").mkdir(exist_ok=True)
+    make_folder(folder / "models")
     fitted.models.save(folder, fitted.schema)
     _write_table(folder / "rounds.parquet", fitted.models.rounds(fitted))
     _write_table(folder / "clients.parquet", _clients(fitted))
@@ -89,11 +168,16 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
         **({} if fitted.traffic is None else vars(fitted.traffic)),
     }
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
-    document |= {"data": _data(fitted), "results": {**found, **(results or {})}}
+    document |= {"data": _data(fitted), "results": {**found, **(results or {})}, "files": _digests(folder)}
     _write_json(folder, document)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for left in folder.rglob(".*.tmp"):  # of a process that was killed while it wrote
-        left.unlink()
+    _tidy(folder)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of all files that are read back: tables, models, and the last checkpoint, which has what moment descent found."""
+    names = ["rounds.parquet", "clients.parquet", "state.safetensors"]
+    names += sorted(f"models/{path.name}" for path in (folder / "models").glob("*.safetensors"))
+    return {name: digest(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _data(fitted: Fitted) -> dict[str, Any]:
@@ -153,6 +237,7 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Pa
         The state folder of a node, where this is one: its clients' own parts are there.
     """
     document, options = _read_finished(folder), read_options(folder)
+    check_files(folder, document)
     family, found = family_of(options.method), document["results"]
     models, schema = family.models.load(folder, document, module)
     if state is not None:
@@ -189,7 +274,7 @@ def _write_table(path: Path, table: pa.Table) -> None:
 
 
 def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
-    text = json.dumps(strict(document), indent=2, allow_nan=False)
+    text = json.dumps(sealed(strict(document)), indent=2, allow_nan=False)
     replace_file(folder / "run.json", (text + "\n").encode())
 
 

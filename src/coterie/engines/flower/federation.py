@@ -16,16 +16,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.engines.flower.shares import Share, deal
 from coterie.engines.flower.superlink import Connection, environment, quick_supernode, tool
 from coterie.engines.flower.warm_node import await_end
 from coterie.errors import ConfigError, RunError
+from coterie.files import replace_file
 
 __all__ = ["Federation", "down", "find", "process_of", "restart", "up"]
 
 _LINK = "superlink"
+_MARK = f"logs/{_LINK}.log"  # what every federation's folder has, and keeps
 _TAKEN = "SuperNode ID: "  # what a node says when the SuperLink has taken it
 _PATIENCE = 60.0  # seconds in which a process should listen
 _TRIES = 3  # a free port may be taken by somebody else before it is used
@@ -140,9 +141,13 @@ def up(
     """
     folder = folder.absolute()
     _refuse_second(folder)
+    if folder.exists() and not _is_ours(folder) and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and no federation's", "name a new folder with --folder")
     if nodes < 1:
         raise ConfigError(f"--nodes is {nodes}, and a federation needs at least 1", "--nodes 4 starts four nodes")
     tool("flower-superlink")
+    (folder / _MARK).parent.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch()
     for stale in (*folder.glob("nodes/*/data"), folder / "home", folder / "tls"):
         shutil.rmtree(stale, ignore_errors=True)
     for stale in folder.glob("link.db*"):
@@ -187,7 +192,7 @@ def down(folder: Path) -> list[str]:
         for name in made.nodes:
             await_end(_state(folder, name) / name)  # what a node keeps ends with it
         (folder / "federation.json").unlink()
-    for share in folder.glob("nodes/*/data"):
+    for share in folder.glob("nodes/*/data") if _is_ours(folder) else ():
         shutil.rmtree(share)
     return stopped
 
@@ -209,6 +214,11 @@ def process_of(made: Federation, name: str) -> Process:
 
 
 # -- starting ---------------------------------------------------------------------------------------------------------
+def _is_ours(folder: Path) -> bool:
+    """Whether `up` has made this folder: in no other is anything removed."""
+    return (folder / _MARK).is_file()
+
+
 def _refuse_second(folder: Path) -> None:
     if not (folder / "federation.json").exists():
         return

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, RunError
+from coterie.files import replace_file
 
 __all__ = ["QUIET", "Connection", "environment", "quick_supernode", "tool"]
 
