@@ -141,8 +141,8 @@ def up(
     """
     folder = folder.absolute()
     _refuse_second(folder)
-    if folder.exists() and not _is_ours(folder) and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty and no federation's", "name a new folder with --folder")
+    if not _is_ours(folder) and any((folder / name).exists() for name in ("nodes", "home", "tls", "link.db")):
+        raise ConfigError(f"{folder} holds something else than a federation", "name a new folder with --folder")
     if nodes < 1:
         raise ConfigError(f"--nodes is {nodes}, and a federation needs at least 1", "--nodes 4 starts four nodes")
     tool("flower-superlink")
