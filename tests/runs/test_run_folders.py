@@ -19,7 +19,8 @@ from coterie.engines.checkpoint import load_tensors, save_tensors
 from coterie.errors import DataError
 from coterie.lock import LOCK, held
 from coterie.runs import fit as fit_runs
-from coterie.runs.folder import holding, load_run
+from coterie.runs.folder import load_run
+from coterie.runs.holding import holding
 from helpers import KilledError
 from planted import planted
 
@@ -182,6 +183,12 @@ def test_lock_and_drafts_of_killed_comparisons_go_away(data: Path, tmp_path: Pat
         (tmp_path / name / "compare.json").write_text("{")
     (tmp_path / ".c.88.tmp").write_text("a file of somebody else")
     assert coterie("compare", data, *SITES, "--quick", "--out", tmp_path / "c").code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".c.88.tmp", ".c.d.77.tmp", "c"]
+    (tmp_path / ".c.lock").write_text("123\n")
+    (tmp_path / ".c.answers").mkdir()
+    for name in ("about.json", "flower-run", "000001.safetensors"):
+        (tmp_path / ".c.answers" / name).touch()
+    assert "is not empty" in refused("compare", data, *SITES, "--out", tmp_path / "c")[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".c.88.tmp", ".c.d.77.tmp", "c"]
 
 

@@ -152,7 +152,8 @@ def report_command(run: Run) -> None:
     """Write the HTML report of a run or a comparison again, and print its path."""
     from coterie.report import write_report
     from coterie.report.comparison import is_comparison, write_comparison_report
-    from coterie.runs.folder import holding, is_finished
+    from coterie.runs.folder import is_finished
+    from coterie.runs.holding import holding
 
     if not is_comparison(run) and not is_finished(run):
         err.print(f"warning: the run has not finished; continue it with: coterie resume {run}")
@@ -193,7 +194,7 @@ def check_command(
 def _fit_into(folder: Path, chosen: "FitOptions", clients: "Clients", every: float, as_json: bool) -> None:
     from coterie.runs.auto import settled_run
     from coterie.runs.fit import fit_run, report_run, show_fitted, show_report
-    from coterie.runs.folder import holding
+    from coterie.runs.holding import holding
 
     def begun(left_out: list[str]) -> None:
         if err.is_terminal:

@@ -12,7 +12,8 @@ from coterie.errors import CoterieError, RunError
 from coterie.files import check_seal
 from coterie.methods.session import Watch
 from coterie.runs.comparison import about, keeping_answers, write_comparison
-from coterie.runs.folder import begin_run, holding, read_options, remove_run, settle_run
+from coterie.runs.folder import begin_run, read_options, settle_run
+from coterie.runs.holding import holding, remove_run
 from coterie.selection.result import FitAdvice
 from coterie.selection.run import compare
 

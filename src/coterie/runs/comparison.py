@@ -26,6 +26,7 @@ from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.report.comparison import write_comparison_report
 from coterie.runs.folder import strict
+from coterie.runs.holding import remove_own
 from coterie.selection.result import Comparison
 from coterie.selection.run import compare
 from coterie.selection.text import answer, fit_command
@@ -42,12 +43,15 @@ _FILES = ("compare.json", "clients.parquet", "report.html")
 def holding_place(folder: Path) -> Iterator[None]:
     """Have the place alone where a comparison's folder will be; the lock is beside it, as the folder comes all at once.
 
-    Drafts that killed processes have left there are removed.
+    Drafts that killed processes have left there are removed, and answers once the folder is there.
     """
     with held(folder.with_name(f".{folder.name}.lock"), folder) as first:
-        for path in folder.parent.iterdir() if first else ():
-            if is_temporary(path, folder.name) and path.is_dir():
-                remove_files(path, [*_FILES, *(inner.name for inner in path.iterdir() if is_temporary(inner))])
+        if first:
+            for path in folder.parent.iterdir():
+                if is_temporary(path, folder.name) and path.is_dir():
+                    remove_files(path, [*_FILES, *(inner.name for inner in path.iterdir() if is_temporary(inner))])
+            if (folder / "compare.json").is_file():
+                remove_own(answers_of(folder))
         yield
 
 

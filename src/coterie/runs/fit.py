@@ -18,7 +18,8 @@ from coterie.methods.session import Session, Watch
 from coterie.models import Model
 from coterie.report import write_report
 from coterie.runs.auto import why
-from coterie.runs.folder import begin_run, checkpoints_of, finish_run, holding, remove_run, summary
+from coterie.runs.folder import begin_run, checkpoints_of, finish_run, summary
+from coterie.runs.holding import holding, remove_run
 from coterie.runs.show import show
 from coterie.studies import digits_demo, stays_demo
 

@@ -6,8 +6,7 @@ import json
 import math
 import platform
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -25,15 +24,13 @@ from coterie.engines.drive import Traffic
 from coterie.errors import ConfigError, RunError
 from coterie.files import (
     check_files,
-    clear_temporaries,
     digest,
     is_temporary,
     make_folder,
-    remove_files,
     replace_file,
     sealed,
 )
-from coterie.lock import LOCK, held
+from coterie.lock import LOCK
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import read_choice
@@ -41,41 +38,19 @@ from coterie.methods.personal.model import Personal
 from coterie.methods.run_tables import events, hide_untested
 from coterie.models import Model
 from coterie.report.run_folder import read_document
+from coterie.runs.holding import tidy
 
 __all__ = [
     "begin_run",
     "checkpoints_of",
     "finish_run",
-    "holding",
     "is_finished",
     "load_run",
     "read_options",
-    "remove_run",
     "settle_run",
     "strict",
     "summary",
 ]
-
-_FILES = ("run.json", "rounds.parquet", "clients.parquet", "state.safetensors", "report.html", "flower-run")
-_COMPARISON = ("compare.json", "clients.parquet", "report.html")  # of --method auto
-_WORDS = ("kernel", "about.json", "flower-run")  # what checkpoints/ holds beside checkpoints
-
-
-@contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """Have the folder of a run or a comparison alone; what killed processes have left in it is removed.
-
-    Raises
-    ------
-    RunError
-        Another process has it.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file, and a run is a folder", "name a new folder with --out")
-    with held(folder / LOCK, folder) as first:
-        if first:
-            _tidy(folder)
-        yield
 
 
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
@@ -116,38 +91,6 @@ def checkpoints_of(folder: Path) -> dict[str, str]:
     return {"run": str(document["id"]), "data": str(document["fingerprint"])} if "id" in document else {}
 
 
-def remove_run(folder: Path) -> None:
-    """Remove what a run has written, and nothing else; the folder is left to whoever has made it."""
-    for name in _FILES:
-        (folder / name).unlink(missing_ok=True)
-    _remove_own(folder / "models")
-    _remove_checkpoints(folder)
-    remove_files(folder / "comparison", _COMPARISON)
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what killed processes have left in a folder of ours; one of somebody else is left as it is."""
-    found = [path for path in folder.iterdir() if path.name != LOCK]
-    if not {"run.json", "compare.json"} & {path.name for path in found} and not all(map(is_temporary, found)):
-        return
-    for inside in ("", "models", "checkpoints", "checkpoints/answers", "comparison"):
-        clear_temporaries(folder / inside)
-    with suppress(RunError):  # it is said where the run is read
-        if is_finished(folder):
-            _remove_checkpoints(folder)
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    _remove_own(folder / "checkpoints" / "answers")
-    _remove_own(folder / "checkpoints")
-
-
-def _remove_own(folder: Path) -> None:
-    if folder.is_dir() and not folder.is_symlink():
-        names = [path.name for path in folder.iterdir()]
-        remove_files(folder, [name for name in names if name.endswith(".safetensors") or name in _WORDS])
-
-
 def settle_run(folder: Path, options: FitOptions) -> None:
     """Write down the options that a comparison has settled, so that a resumed run goes on with them."""
     document = _read_json(folder)
@@ -170,7 +113,7 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
     document |= {"data": _data(fitted), "results": {**found, **(results or {})}, "files": _digests(folder)}
     _write_json(folder, document)
-    _tidy(folder)
+    tidy(folder)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ from coterie.registry import method_of
 from coterie.runs.auto import advised, settled_run
 from coterie.runs.comparison import Compared, answers_of, check_free, compare_run, holding_place
 from coterie.runs.fit import fit_run
-from coterie.runs.folder import holding
+from coterie.runs.holding import holding
 from coterie.selection.result import Comparison
 from coterie.selection.run import FEW, NEW_CLIENTS
 
