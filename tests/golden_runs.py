@@ -38,7 +38,7 @@ EXACT, FLOAT32, SHOWN = 1e-8, 1e-4, 1e-2  # see `differences`
 # What a comparison says of a model has directions that only a ridge of 1e-9 pins down (all classes shifted together; all
 # levels of a word against the intercept), which magnifies rounding; scores and predictions do not see them.
 LOOSE = {"models": 1e-6}
-PASSING = {"seconds", "versions", "started", "coterie"}  # what says when, where and how fast, but not what
+PASSING = {"seconds", "versions", "started", "coterie", "id", "files", "sha256"}  # when, where, how fast; not what
 SIGNS = {"map_x", "map_y"}  # principal axes have no sign
 _INSIDE = (
     "models.safetensors",
@@ -459,7 +459,9 @@ def keep_folder(here: Path, kept: Path) -> None:
     """Keep a run folder for later versions, without its reports (they are written again) and without this machine's path."""
     shutil.copytree(here / "run", kept, ignore=shutil.ignore_patterns("report.html"))
     for path in kept.rglob("*.json"):
-        path.write_text(path.read_text(encoding="utf-8").replace(str(here.resolve()), HERE), encoding="utf-8")
+        said = json.loads(path.read_text(encoding="utf-8").replace(str(here.resolve()), HERE))
+        said.pop("sha256", None)  # it is changed here, and when it is brought back
+        path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 def bring_back(kept: Path, data: str, here: Path) -> None:

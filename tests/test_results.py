@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import threading
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from tools.reduce import quantile_curves
 from tools.tables import TABLES
 
 from coterie import cli
+from coterie.errors import RunError
 from coterie.studies.ledger import VARIABLE, Ledger
 from coterie.studies.parallel import side_by_side
 
@@ -74,6 +76,29 @@ def test_other_settings_are_other_tasks(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     first, second = (side_by_side(partial(work, Settings(f)), [3], 1, no_news)[0].curve[0][1] for f in (1.0, 2.0))
     assert (first, second) == (1.0, 2.0)
+
+
+def test_two_studies_do_not_share_a_folder_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    tasks = tmp_path / "tasks"
+    said: list[str] = []
+
+    def second(done: int) -> None:  # while the first is at work
+        def study() -> None:
+            try:
+                side_by_side(partial(work, Settings(1.0)), [4], 1, no_news)
+            except RunError as error:
+                said.append(error.message)
+
+        thread = threading.Thread(target=study)
+        thread.start()
+        thread.join()
+
+    tasks.mkdir()
+    (tasks / ".0.json.123.tmp").write_text("{")  # of one that was killed
+    side_by_side(partial(work, Settings(1.0)), [3], 1, second)
+    assert said == [f"{tasks} is in use by process {os.getpid()}"]
+    assert [path.suffix for path in tasks.iterdir()] == [".json"]
 
 
 def test_nothing_is_kept_unless_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

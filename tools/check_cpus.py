@@ -17,8 +17,8 @@ SETTINGS = (("default", "AVX2"), ("avx2", "COMPATIBLE"), (None, None))
 # Commands, files, pages, Flower, and the studies, which do on the whole what the tests of their parts do.
 NOT_NUMERICAL = (
     "auto", "bad_input*", "*cli", "compare_planted", "compare_text", "config", "dependencies", "docs", "engines_agree",
-    "flower_*", "handwriting", "images", "kill_and_resume", "readers", "report*", "runs", "srpfl_images", "srpfl_linear",
-    "srpfl_speedup", "*studies", "tables",
+    "files", "flower_*", "handwriting", "images", "kill_and_resume", "lock", "readers", "report*", "run_folders", "runs",
+    "soak", "srpfl_images", "srpfl_linear", "srpfl_speedup", "*studies", "tables",
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from coterie.engines.checkpoint import replace_file
+from coterie.files import replace_file
 from coterie.studies.ledger import VARIABLE
 from tools.plan import RESULTS, ROOT, Entry, plan
 from tools.reduce import REDUCE

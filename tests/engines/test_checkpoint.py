@@ -15,10 +15,10 @@ from torch import Tensor
 
 from coterie.algorithms import fedavg, ifca
 from coterie.algorithms.starts import Start
-from coterie.engines import checkpoint
-from coterie.engines.checkpoint import from_record, load_tensors, replace_file, save_tensors, to_record
+from coterie.engines.checkpoint import from_record, load_tensors, save_tensors, to_record
 from coterie.engines.in_process import Finished, InProcess
 from coterie.errors import RunError
+from coterie.files import replace_file
 from coterie.local import Training
 from coterie.participation import Sampled
 from helpers import LINE, NET, STEPS, KilledError, assert_same_state, federation, interrupt_after
@@ -117,8 +117,8 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: 
 def test_content_is_on_the_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(checkpoint.os, "fsync", lambda fd: (order.append("fsync"), fsync(fd))[1])
-    monkeypatch.setattr(checkpoint.os, "replace", lambda a, b: (order.append("replace"), replace(a, b))[1])
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b))[1])
     replace_file(tmp_path / "a", b"content")
     assert order == ["fsync", "replace"]
 

@@ -113,13 +113,13 @@ def fit_command(
 @app.command("resume")
 def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> None:
     """Continue an interrupted run; the result is the same as without the interruption."""
-    from coterie.runs.fit import show_report
+    from coterie.runs.fit import report_run, show_report
     from coterie.runs.folder import is_finished, read_options
 
     chosen = read_options(run)
     if is_finished(run):
         err.print("the run has finished; only its report is written again")
-        show_report(run, as_json)
+        show_report(report_run(run), as_json)
         return
     _fit_into(run, chosen, read_clients(chosen), every, as_json)
 
@@ -153,13 +153,13 @@ def report_command(run: Run) -> None:
     from coterie.report import write_report
     from coterie.report.comparison import is_comparison, write_comparison_report
     from coterie.runs.folder import is_finished
+    from coterie.runs.holding import holding
 
-    if is_comparison(run):
-        print(write_comparison_report(run))
-        return
-    if not is_finished(run):
+    if not is_comparison(run) and not is_finished(run):
         err.print(f"warning: the run has not finished; continue it with: coterie resume {run}")
-    print(write_report(run))
+    with holding(run):
+        page = write_comparison_report(run) if is_comparison(run) else write_report(run)
+    print(page)
 
 
 @data_app.command("check")
@@ -193,7 +193,8 @@ def check_command(
 # -- fitting ----------------------------------------------------------------------------------------------------------
 def _fit_into(folder: Path, chosen: "FitOptions", clients: "Clients", every: float, as_json: bool) -> None:
     from coterie.runs.auto import settled_run
-    from coterie.runs.fit import fit_run, show_fitted, show_report
+    from coterie.runs.fit import fit_run, report_run, show_fitted, show_report
+    from coterie.runs.holding import holding
 
     def begun(left_out: list[str]) -> None:
         if err.is_terminal:
@@ -202,23 +203,26 @@ def _fit_into(folder: Path, chosen: "FitOptions", clients: "Clients", every: flo
 
     command = "coterie " + shlex.join(sys.argv[1:])
     try:
-        if chosen.method == "auto":
-            with progress() as tell:
-                chosen = settled_run(folder, chosen, clients, command, watch=tell)
-        with progress() as watch:
-            fitted, more = fit_run(folder, chosen, clients, command, every=every, watch=watch, begun=begun)
+        with holding(folder):
+            if chosen.method == "auto":
+                with progress() as tell:
+                    chosen = settled_run(folder, chosen, clients, command, watch=tell)
+            with progress() as watch:
+                fitted, more = fit_run(folder, chosen, clients, command, every=every, watch=watch, begun=begun)
+            found = report_run(folder)  # before anything is printed: nobody may be reading
     except KeyboardInterrupt:
         err.print(f"interrupted; continue with: coterie resume {folder}")
         raise
     if not as_json:
         show_fitted(fitted, more)
         warn(fitted.warnings)
-    show_report(folder, as_json)
+    show_report(found, as_json)
 
 
 # -- the entry ---------------------------------------------------------------------------------------------------------
 def main() -> None:
     """Run the command line."""
+    _open_streams()
     try:
         if (name := _asked_method(sys.argv[1:])) is not None:
             from coterie.cli.fit_options import tell_method
@@ -240,6 +244,13 @@ def main() -> None:
         where = f" '{error.filename}'" if error.filename else ""
         complain(f"cannot read or write{where}: {error.strerror or error}", "check the path, its permissions, the disk")
     sys.exit(2)
+
+
+def _open_streams() -> None:
+    """Let what is said go nowhere if a stream was closed: a file that is opened later would take its place."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _asked_method(words: list[str]) -> str | None:

@@ -60,7 +60,7 @@ def compare_command(
 ) -> None:
     """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
     from coterie.config import options
-    from coterie.runs.comparison import check_free, compare_run
+    from coterie.runs.comparison import check_free, compare_run, holding_place
     from coterie.runs.show import show_comparison
     from coterie.selection.run import NEW_CLIENTS
 
@@ -70,16 +70,17 @@ def compare_command(
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{stem_of(data)}-compare")
-    check_free(folder)
-    clients, read = _read(chosen, default=new_clients is None)
-    if err.is_terminal:
-        err.print(f"{clients!r}; seed {seed}")
-    warn(clients.left_out())
-    path = as_written(data)  # as it was called here, where the command will be run
-    named = read.data.model_copy(update={"path": path})
-    command = "coterie " + shlex.join(sys.argv[1:])
-    with progress() as watch:
-        done = compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch)
+    with holding_place(folder):
+        check_free(folder)
+        clients, read = _read(chosen, default=new_clients is None)
+        if err.is_terminal:
+            err.print(f"{clients!r}; seed {seed}")
+        warn(clients.left_out())
+        path = as_written(data)  # as it was called here, where the command will be run
+        named = read.data.model_copy(update={"path": path})
+        command = "coterie " + shlex.join(sys.argv[1:])
+        with progress() as watch:
+            done = compare_run(folder, clients, chosen, command, named=named, quick=quick, watch=watch)
     if as_json:
         paths: dict[str, Any] = {"folder": str(folder), "report": str(done.report)}
         print(json.dumps(paths | done.document, indent=2, allow_nan=False))

@@ -141,13 +141,13 @@ def resume_command(
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run from its last checkpoint, with its own options."""
-    from coterie.runs.fit import show_report
+    from coterie.runs.fit import report_run, show_report
     from coterie.runs.folder import is_finished, read_options
 
     chosen = read_options(run)
     if is_finished(run):
         err.print("the run has finished; only its report is written again")
-        show_report(run, as_json)
+        show_report(report_run(run), as_json)
         return
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, key, folder, Path(home))

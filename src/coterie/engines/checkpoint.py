@@ -1,62 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: tensors and a JSON document in one safetensors file, replaced atomically, never pickled."""
+"""Checkpoints: tensors and a JSON document in one safetensors file, replaced atomically, never pickled, with a checksum."""
 
 import dataclasses
+import hashlib
 import json
-import os
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from coterie.documents import parsed
 from coterie.errors import RunError
+from coterie.files import replace_file
 from coterie.limits import MOST_STATE_VALUES
 
-__all__ = ["from_record", "load_tensors", "replace_file", "save_tensors", "to_record"]
+__all__ = ["from_record", "load_tensors", "save_tensors", "to_record"]
 
 T = TypeVar("T")
+
 _AGAIN = "start the run again with `coterie fit`"
+_OTHER = {"run": "another run", "data": "other data", "phase": "another phase of the run"}
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-    """Write named tensors and a JSON document to one file."""
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, Any], of: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors and a JSON document to one file, and `of` which run and data, for checkpoints."""
     own = {name: value.detach().clone().contiguous() for name, value in tensors.items()}  # no two share memory
-    replace_file(path, save(own, metadata={"coterie": json.dumps(document)}))
+    said = json.dumps({**document, **({"of": {**of, "coterie": _version()}} if of else {})})
+    # One entry: several come in any order, and equal files would differ.
+    replace_file(path, save(own, metadata={"coterie": f"{said}\n{_checksum(own, said)}"}))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote."""
+def load_tensors(
+    path: Path, of: Mapping[str, str] | None = None, hint: str = _AGAIN
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote.
+
+    Parameters
+    ----------
+    of : mapping, optional
+        Which run and data the file must be of; other files, and those that do not say, are refused.
+    hint : str
+        What to do about a file that cannot be used.
+
+    Raises
+    ------
+    RunError
+        There is no such file, it is damaged, or it belongs to something else. Files of earlier versions have no checksum.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            said = parsed(
-                (file.metadata() or {})["coterie"],
-                f"the checkpoint {path}",
-                _AGAIN,
-                most=MOST_STATE_VALUES,
-                finite=False,
-            )
+            said, sealed, checksum = (file.metadata() or {})["coterie"].partition("\n")
+        if sealed and checksum != _checksum(tensors, said):
+            raise RunError(f"the checkpoint {path} is damaged: its checksum is wrong", hint)
+        document = parsed(said, f"the checkpoint {path}", hint, most=MOST_STATE_VALUES, finite=False)
     except FileNotFoundError:
-        raise RunError(f"there is no checkpoint at {path}", _AGAIN) from None
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise RunError(f"the checkpoint {path} cannot be read: {error}", _AGAIN) from None
-    if not isinstance(said, dict):
-        raise RunError(f"the checkpoint {path} cannot be read: it does not say what it holds", _AGAIN)
-    return tensors, said
+        raise RunError(f"there is no checkpoint at {path}", hint) from None
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise RunError(f"the checkpoint {path} cannot be read: {error}", hint) from None
+    if not isinstance(document, dict):
+        raise RunError(f"the checkpoint {path} cannot be read: it does not say what it holds", hint)
+    owner = document.pop("of", {})
+    for what, wanted in (of or {}).items():
+        if not isinstance(owner, dict) or owner.get(what) != wanted:
+            raise RunError(f"the checkpoint {path} is of {_OTHER[what]}", hint)
+    return tensors, document
+
+
+@cache
+def _version() -> str:
+    return version("coterie")
+
+
+def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
+    """SHA-256 of all that a file says: names, types, shapes and numbers of tensors, and the document."""
+    made = hashlib.sha256(said.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        made.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        made.update(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return made.hexdigest()
 
 
 def to_record(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -195,6 +195,8 @@ class Job:
         Each is given a saved state, or None, and returns its generator.
     checkpoint : Path, optional
         Where the state is kept. A file that is there already is continued from.
+    of : mapping, optional
+        What it is a checkpoint of (run, data, phase), to be written into it; one of something else is refused.
     every : float
         Seconds that pass at least between two checkpoints; the last round is always kept.
     state_type : type or sequence of types, optional
@@ -212,6 +214,7 @@ class Job:
     state_type: type | Sequence[type] | None = None
     watch: Callable[[Round], None] | None = None
     goes_on: bool = False
+    of: Mapping[str, str] | None = None
 
 
 def drive_all(jobs: Sequence[Job]) -> list[Finished]:
@@ -310,7 +313,7 @@ class _Drive:
             self.keep(path)
 
     def restore(self, path: Path, state_type: type | Sequence[type]) -> None:
-        tensors, document = load_tensors(path)
+        tensors, document = load_tensors(path, self.job.of, "remove that file and resume: only its phase is done again")
         checked(_Document, document, f"the checkpoint {path}", _OTHERWISE)
         kinds = isinstance(state_type, Sequence)  # of programs that differ, later ones may not have been begun
         types: list[Any] = list(state_type) if isinstance(state_type, Sequence) else [state_type] * len(self.programs)
@@ -345,7 +348,7 @@ class _Drive:
         rounds = [dict(vars(r), info=dict(r.info)) for r in self.rounds]
         document = {"barrier": self.barrier, "states": states, "rounds": rounds, "private": rest}
         document["traffic"] = vars(self.traffic)
-        save_tensors(path, tensors | private, document)
+        save_tensors(path, tensors | private, document, self.job.of)
         self.engine.checkpoint_written()
 
     def results(self) -> list[Any]:

@@ -22,11 +22,11 @@ from coterie.data.clients import Clients
 from coterie.data.draws import SUPPORT, VALIDATION, Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Finished, Job, Program, Request, Round, Traffic
 from coterie.engines.engine_for import AnyEngine, engine_for
 from coterie.engines.screening import left_out_text
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
+from coterie.files import make_folder, replace_file
 from coterie.limits import MOST_PARAMETERS
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
@@ -133,6 +133,8 @@ class Session:
         Messages and bytes so far.
     left_out : dict
         Clients whose answers did not count, in some message -> why.
+    of : mapping
+        Whose checkpoints these are: the run, and its data. They say so, and those of others are refused.
     """
 
     options: FitOptions = field(default_factory=default_options)
@@ -141,6 +143,7 @@ class Session:
     watch: Watch | None = None
     traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
     left_out: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    of: Mapping[str, str] = field(default_factory=dict)
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -176,7 +179,8 @@ class Session:
             None if watch is None or not said else _teller(watch, said, phase.total, isinstance(phase.state, Sequence))
         )
         checkpoint = self._checkpoint(phase.name)
-        return Job(engine, phase.programs, checkpoint, self.every, phase.state, told, phase.goes_on)
+        of = {**self.of, "phase": str(phase.name)} if self.of else None
+        return Job(engine, phase.programs, checkpoint, self.every, phase.state, told, phase.goes_on, of)
 
     def _note(self, rows: Ragged, left_out: Mapping[int, str]) -> None:
         self.left_out.update({str(rows.names[one]): why for one, why in left_out.items()})
@@ -241,17 +245,17 @@ class Session:
         if self.folder is None:
             return word
         path = self.folder / "checkpoints" / name
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         if not path.exists():
             replace_file(path, word.encode())
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors="replace")
 
     def _checkpoint(self, phase: str | None) -> Path | None:
         if self.folder is None or phase is None:
             return None
         if phase == "fit":
             return self.folder / "state.safetensors"
-        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        make_folder(self.folder / "checkpoints")
         return self.folder / "checkpoints" / f"{phase.replace(' ', '-')}.safetensors"
 
 
@@ -332,6 +336,10 @@ def _with_kernel(session: Session, model: Network, rows: Ragged) -> Network:
     if block.y is None or not block.x.shape[1]:
         return model
     chosen = session.kept_word("kernel", model.measured(block.x, block.y).kernel)
+    if chosen not in ("loop", "vmap"):
+        raise RunError(
+            f"the run's kernel is {chosen!r}, which there is not: checkpoints/kernel is damaged", "fit again"
+        )
     return replace(model, kernel="loop" if chosen == "loop" else "vmap")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from coterie.documents import checked, read_json
 from coterie.errors import RunError
+from coterie.files import check_files
 from coterie.registry import METHODS
 from coterie.report import figures, tables
 from coterie.report.client_plots import signed_bars
@@ -75,6 +76,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} is not a comparison: it has no compare.json", way_out) from None
     if not isinstance(said, dict) or not {"chosen", "rows", "answer"} <= said.keys():
         raise RunError(f"'{path}' is not the document of a comparison", way_out)
+    check_seal(path, said)
     checked(ComparisonDocument, said, f"'{path}'", "compare again with another --out")
     return said
 
@@ -82,6 +84,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
 def _read(folder: Path, name: str | None) -> Run:
     """Read a comparison as the run that the parts of the report know."""
     said = read_comparison(folder)
+    check_files(folder, said)
     groups, metric = said.get("grouping") or {}, str(said.get("metric"))
     data = {**(said.get("data") or {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
     results = {"n_clusters": len(groups.get("sizes") or []), "profiles": _profiles(groups)}

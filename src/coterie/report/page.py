@@ -3,7 +3,6 @@
 
 import base64
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.resources import files
@@ -12,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from coterie.files import replace_file
 from coterie.registry import METHODS
 from coterie.report import sections, summary
 from coterie.report.frame import style
@@ -44,12 +44,7 @@ def write_report(folder: Path) -> Path:
 def write_page(folder: Path, page: str) -> Path:
     """Write `report.html` into a folder, whole or not at all, and return its path."""
     path = folder / "report.html"
-    draft = folder / f".report.{os.getpid()}.tmp"
-    try:
-        draft.write_bytes(page.encode("utf-8", "replace"))  # JSON can smuggle half a surrogate pair in
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(path, page.encode("utf-8", "replace"))  # JSON can smuggle half a surrogate pair in
     return path
 
 

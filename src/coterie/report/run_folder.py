@@ -17,6 +17,7 @@ from coterie.data.parquet import whole_table
 from coterie.data.values import is_text
 from coterie.documents import checked, read_json
 from coterie.errors import DataError, RunError
+from coterie.files import check_files, check_seal
 from coterie.limits import LARGEST_RESULT, MOST_PARTS, MOST_STEPS
 from coterie.report.numbers import TickFormat, decimals_for, fixed, percent_ticks, plain_ticks
 from coterie.report.run_document import RunDocument
@@ -202,6 +203,7 @@ def read_run(folder: Path) -> Run:
         The folder has no `run.json`, or a file in it cannot be read.
     """
     info = read_document(folder)
+    check_files(folder, info, ("rounds.parquet", "clients.parquet"))
     rounds, clients = read_table(folder / "rounds.parquet"), read_table(folder / "clients.parquet")
     return Run(folder.resolve().name, info, rounds, clients, any(folder.glob("models/*.safetensors")))
 
@@ -221,6 +223,7 @@ def read_document(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} is not a run: it has no run.json", way_out) from None
     if not isinstance(document, dict):
         raise RunError(f"{folder} is not a run: its run.json was not written by a run", way_out)
+    check_seal(path, document)
     checked(RunDocument, document, str(path), _CHANGED)
     return document
 

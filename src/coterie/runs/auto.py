@@ -2,7 +2,6 @@
 """`coterie fit --method auto`: compare structures, then fit the one that was chosen to all training rows."""
 
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from coterie.errors import CoterieError, RunError
 from coterie.methods.session import Watch
 from coterie.report.comparison import read_comparison
 from coterie.runs.comparison import about, keeping_answers, write_comparison
-from coterie.runs.folder import begin_run, settle_run
+from coterie.runs.folder import begin_run, read_options, settle_run
+from coterie.runs.holding import holding, remove_run
 from coterie.selection.result import FitAdvice
 from coterie.selection.run import compare
 
@@ -36,16 +36,26 @@ def settled_run(
     `begun` is told that there is a run folder.
     """
     check_options(chosen)
-    new = begin_run(folder, chosen, command, clients)
-    begun()
-    try:
-        decided = _settled(clients, chosen, folder, command, watch)
-    except CoterieError as error:
-        if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
-            shutil.rmtree(folder)  # nothing half-written
-        raise
-    settle_run(folder, decided)
+    with holding(folder):
+        if _is_settled(folder, chosen):
+            return read_options(folder)
+        new = begin_run(folder, chosen, command, clients)
+        begun()
+        try:
+            decided = _settled(clients, chosen, folder, command, watch)
+        except CoterieError as error:
+            if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
+                remove_run(folder)  # nothing half-written
+            raise
+        settle_run(folder, decided)
     return decided
+
+
+def _is_settled(folder: Path, chosen: FitOptions) -> bool:
+    """Whether these options began the run, and its own are now those of what its comparison found."""
+    if not (folder / "run.json").exists() or not (folder / _FOLDER).exists():
+        return False
+    return read_options(folder) == advised(read_comparison(folder / _FOLDER)).into(chosen)
 
 
 def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Watch | None) -> FitOptions:

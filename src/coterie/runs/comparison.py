@@ -4,9 +4,8 @@
 import json
 import os
 import platform
-import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -21,17 +20,39 @@ from coterie.config import DataOptions, FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError
+from coterie.files import digest, is_temporary, remove_files, sealed, temporary
+from coterie.lock import held
 from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.report.comparison import write_comparison_report
 from coterie.runs.folder import strict
+from coterie.runs.holding import remove_own
 from coterie.selection.result import Comparison
 from coterie.selection.run import compare
 from coterie.selection.text import answer, fit_command
 
 __all__ = [
-    "Compared", "about", "answers_of", "check_free", "clients_table", "compare_run", "keeping_answers", "write_comparison",
+    "Compared", "about", "answers_of", "check_free", "clients_table", "compare_run", "holding_place", "keeping_answers",
+    "write_comparison",
 ]  # fmt: skip
+
+_FILES = ("compare.json", "clients.parquet", "report.html")
+
+
+@contextmanager
+def holding_place(folder: Path) -> Iterator[None]:
+    """Have the place alone where a comparison's folder will be; the lock is beside it, as the folder comes all at once.
+
+    Drafts that killed processes have left there are removed, and answers once the folder is there.
+    """
+    with held(folder.with_name(f".{folder.name}.lock"), folder) as first:
+        if first:
+            for path in folder.parent.iterdir():
+                if is_temporary(path, folder.name) and path.is_dir():
+                    remove_files(path, [*_FILES, *(inner.name for inner in path.iterdir() if is_temporary(inner))])
+            if (folder / "compare.json").is_file():
+                remove_own(answers_of(folder))
+        yield
 
 
 def check_free(folder: Path) -> None:
@@ -114,7 +135,7 @@ def compare_run(
         Whether the next command runs on the same federation.
     """
     how: dict[str, Any] = {"quick": quick, "effort": effort}
-    with keeping_answers(answers_of(folder), clients, chosen, **how):
+    with holding_place(folder), keeping_answers(answers_of(folder), clients, chosen, **how):
         found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch, **how)
         fit = fit_command(named, found[found.chosen].fit, seed=chosen.seed, on_flower=on_flower)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
@@ -142,16 +163,19 @@ def write_comparison(folder: Path, found: Comparison, document: Mapping[str, Any
     """Write `compare.json`, `clients.parquet` and `report.html`, and return the path of the report."""
     check_free(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    draft = temporary(folder)
     draft.mkdir()
     try:
-        text = json.dumps(document, indent=2, allow_nan=False)
-        (draft / "compare.json").write_text(text + "\n", encoding="utf-8")
         pq.write_table(clients_table(found), draft / "clients.parquet")
+        said = sealed({**document, "files": {"clients.parquet": digest(draft / "clients.parquet")}})
+        text = json.dumps(said, indent=2, allow_nan=False)
+        (draft / "compare.json").write_text(text + "\n", encoding="utf-8")
         write_comparison_report(draft, name=folder.name)
+        check_free(folder)
         os.replace(draft, folder)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        if draft.exists():
+            remove_files(draft, _FILES)
     return folder / "report.html"
 
 

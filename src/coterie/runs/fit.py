@@ -2,7 +2,6 @@
 """From clients and options to a finished run folder, whatever the method, wherever the clients are."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from coterie.methods.session import Session, Watch
 from coterie.models import Model
 from coterie.report import write_report
 from coterie.runs.auto import why
-from coterie.runs.folder import begin_run, finish_run, summary
+from coterie.runs.folder import begin_run, checkpoints_of, finish_run, summary
+from coterie.runs.holding import holding, remove_run
 from coterie.runs.show import show
 from coterie.studies import digits_demo, stays_demo
 
@@ -60,18 +60,19 @@ def fit_run(
     """
     given = Given(module)
     check(clients, chosen, given)
-    new = begin_run(folder, chosen, command, clients)
-    begun(clients.left_out())
-    try:
-        fitted = train(clients, Session(chosen, folder, every, watch), given)
-    except CoterieError as error:
-        if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
-            shutil.rmtree(folder)  # nothing half-written
-        raise
-    more: dict[str, Any] = why(folder)
-    if isinstance(fitted.models, ClusterModels):
-        more |= _known(chosen, fitted.models)
-    finish_run(folder, fitted, more)
+    with holding(folder):
+        new = begin_run(folder, chosen, command, clients)
+        begun(clients.left_out())
+        try:
+            fitted = train(clients, Session(chosen, folder, every, watch, of=checkpoints_of(folder)), given)
+        except CoterieError as error:
+            if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
+                remove_run(folder)  # nothing half-written
+            raise
+        more: dict[str, Any] = why(folder)
+        if isinstance(fitted.models, ClusterModels):
+            more |= _known(chosen, fitted.models)
+        finish_run(folder, fitted, more)
     return fitted, more
 
 
@@ -91,11 +92,11 @@ def show_fitted(fitted: Fitted, more: dict[str, Any]) -> None:
 
 def report_run(folder: Path) -> dict[str, Any]:
     """Write the report; say where it is, and all that the run found."""
-    found = summary(folder)  # first, since it refuses what no run has written
-    return {"run": str(folder), "report": str(write_report(folder)), **found}
+    with holding(folder):
+        found = summary(folder)  # first, since it refuses what no run has written
+        return {"run": str(folder), "report": str(write_report(folder)), **found}
 
 
-def show_report(folder: Path, as_json: bool) -> None:
-    """Write the report; print its path, or all that the run found as one JSON document."""
-    found = report_run(folder)
+def show_report(found: dict[str, Any], as_json: bool) -> None:
+    """Print the path of the report, or all that the run found as one JSON document."""
     print(json.dumps(found, indent=2, allow_nan=False) if as_json else f"report: {found['report']}")

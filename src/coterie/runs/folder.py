@@ -4,7 +4,7 @@
 import io
 import json
 import platform
-import shutil
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -20,10 +20,11 @@ from torch import nn
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.documents import checked
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.drive import Traffic
 from coterie.errors import ConfigError, RunError
+from coterie.files import check_files, digest, is_temporary, make_folder, replace_file, sealed
 from coterie.limits import LARGEST_RESULT
+from coterie.lock import LOCK
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
 from coterie.methods.mixture.stored import StoredMixtures, read_choice
@@ -33,9 +34,11 @@ from coterie.models import Model
 from coterie.registry import METHODS
 from coterie.report.run_document import FinishedDocument
 from coterie.report.run_folder import read_document
+from coterie.runs.holding import tidy
 
 __all__ = [
     "begin_run",
+    "checkpoints_of",
     "finish_run",
     "is_finished",
     "load_run",
@@ -51,7 +54,8 @@ _ANOTHER = "it may come from another version of coterie"
 def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients) -> bool:
     """Make the folder and write down what is about to be done.  -> whether the run is new
 
-    A folder that holds something else, a run with other options, or a run on other data, is refused.
+    A folder that holds something else, a run with other options, or a run on other data, is refused. A run that has
+    finished is running again: what it has written will be replaced file by file.
     """
     print_ = clients.fingerprint()
     if folder.exists() and not folder.is_dir():
@@ -66,12 +70,23 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
             raise RunError(
                 f"the data of the run in {folder} has changed since it began", "start a new run with another --out"
             )
+        if is_finished(folder):
+            ended = {"seconds", "data", "results", "files"}
+            begun = {key: value for key, value in _read_json(folder).items() if key not in ended}
+            _write_json(folder, begun | {"status": "running"})
         return False
-    if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
+    if folder.exists() and any(path.name != LOCK and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and not a run", "name a new folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder, {"status": "running", **_header(options, command), "fingerprint": print_})
+    begun = {"status": "running", "id": uuid.uuid4().hex, **_header(options, command), "fingerprint": print_}
+    _write_json(folder, begun)
     return True
+
+
+def checkpoints_of(folder: Path) -> dict[str, str]:
+    """What a run's checkpoints say that they are of; nothing for a run of an earlier version."""
+    document = _read_json(folder)
+    return {"run": str(document["id"]), "data": str(document["fingerprint"])} if "id" in document else {}
 
 
 def settle_run(folder: Path, options: FitOptions) -> None:
@@ -82,7 +97,7 @@ def settle_run(folder: Path, options: FitOptions) -> None:
 
 def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None = None) -> None:
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
-    (folder / "models").mkdir(exist_ok=True)
+    make_folder(folder / "models")
     fitted.models.save(folder, fitted.schema)
     _write_table(folder / "rounds.parquet", fitted.models.rounds(fitted))
     _write_table(folder / "clients.parquet", _clients(fitted))
@@ -94,11 +109,16 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
         **({} if fitted.traffic is None else vars(fitted.traffic)),
     }
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
-    document |= {"data": _data(fitted), "results": {**found, **(results or {})}}
+    document |= {"data": _data(fitted), "results": {**found, **(results or {})}, "files": _digests(folder)}
     _write_json(folder, document)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for left in folder.rglob(".*.tmp"):  # of a process that was killed while it wrote
-        left.unlink()
+    tidy(folder)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of all files that are read back: tables, models, and the last checkpoint, which has what moment descent found."""
+    names = ["rounds.parquet", "clients.parquet", "state.safetensors"]
+    names += sorted(f"models/{path.name}" for path in (folder / "models").glob("*.safetensors"))
+    return {name: digest(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _data(fitted: Fitted) -> dict[str, Any]:
@@ -161,6 +181,7 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Pa
     document, options = _read_finished(folder), read_options(folder)
     if options.method != document["method"]:
         raise RunError(f"{folder / 'run.json'} has the options of {options.method}, not of its method", _ANOTHER)
+    check_files(folder, document)
     family, found = family_of(options.method), document["results"]
     models, schema = family.models.load(folder, document, module)
     if state is not None:
@@ -198,7 +219,7 @@ def _write_table(path: Path, table: pa.Table) -> None:
 
 
 def _write_json(folder: Path, document: Mapping[str, Any]) -> None:
-    text = json.dumps(strict(document), indent=2, allow_nan=False)
+    text = json.dumps(sealed(strict(document)), indent=2, allow_nan=False)
     replace_file(folder / "run.json", (text + "\n").encode())
 
 

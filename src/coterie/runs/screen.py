@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["Follow", "complain", "err", "following", "out", "progress", "warn"]
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
-out, err = Console(**_PLAIN), Console(stderr=True, **_PLAIN)
+
+
+class _Screen(Console):
+    """A console that falls silent when nobody reads it any more: what is computed and written goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+out, err = _Screen(**_PLAIN), _Screen(stderr=True, **_PLAIN)
 
 
 def warn(sentences: list[str]) -> None:

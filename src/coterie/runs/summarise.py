@@ -10,8 +10,8 @@ from coterie.data.readers import read
 from coterie.data.schema import Missing, Task
 from coterie.data.site_files import Site
 from coterie.data.sites import summed
-from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError
+from coterie.files import replace_file
 
 __all__ = ["summarise"]
 

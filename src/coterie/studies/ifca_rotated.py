@@ -12,13 +12,15 @@ clusters are not reseeded: that is the paper's algorithm.
 import json
 import statistics
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.checkpoint import replace_file
 from coterie.errors import RunError
+from coterie.files import replace_file
+from coterie.lock import LOCK, held
 from coterie.models import Model
 from coterie.studies.common import Column, Outcome, Tell, at_least, json_safe, one_of, silent
 from coterie.studies.data.images import Rotated, rotated
@@ -48,6 +50,15 @@ def run(task: Task, sizes: Sequence[Settings], tell: Tell = silent, checkpoint: 
     checkpoint : Path, optional
         Folder where states are kept; a run that was stopped goes on from there.
     """
+    with nullcontext() if checkpoint is None else held(checkpoint / LOCK, checkpoint):
+        rows = _rows(task, sizes, tell, checkpoint)
+    said = asdict(sizes[0])
+    if len(sizes) > 1:
+        said |= {name: [getattr(settings, name) for settings in sizes] for name in ("clients", "rows")}
+    return Outcome(task.name, said, rows)
+
+
+def _rows(task: Task, sizes: Sequence[Settings], tell: Tell, checkpoint: Path | None) -> list[dict[str, Any]]:
     rows = []
     for settings in sizes:
         scores: dict[tuple[str, str | None], list[Score]] = {run: [] for run in settings.trained}
@@ -55,10 +66,7 @@ def run(task: Task, sizes: Sequence[Settings], tell: Tell = silent, checkpoint: 
             for made in repeat(task, settings, seed, tell, checkpoint).fits.values():
                 scores[made.method, made.init].append(made.score)
         rows += [_row(task, settings, method, init, found) for (method, init), found in scores.items()]
-    said = asdict(sizes[0])
-    if len(sizes) > 1:
-        said |= {name: [getattr(settings, name) for settings in sizes] for name in ("clients", "rows")}
-    return Outcome(task.name, said, rows)
+    return rows
 
 
 def repeat(

@@ -9,15 +9,17 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter
 
-from coterie.engines.checkpoint import replace_file
+from coterie.files import clear_temporaries, replace_file
+from coterie.lock import LOCK, held
 from coterie.studies.choices import VARIABLE
 
 __all__ = ["VARIABLE", "Ledger"]
@@ -41,6 +43,17 @@ class Ledger(Generic[Task, Result]):
         named = os.environ.get(VARIABLE)
         self.folder = Path(named) / "tasks" if named else None
         self._work = work
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the folder alone; what killed processes have left in it is removed."""
+        if self.folder is None:
+            yield
+            return
+        with held(self.folder / LOCK, self.folder) as first:
+            if first:
+                clear_temporaries(self.folder)
+            yield
 
     def known(self, tasks: Sequence[Task]) -> dict[int, Result]:
         """Read what there is: place of the task -> result."""

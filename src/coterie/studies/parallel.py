@@ -46,6 +46,15 @@ def side_by_side(
         Results in the order of the tasks.
     """
     ledger = Ledger(work)
+    with ledger.held():
+        return _done(ledger, work, tasks, jobs, done)
+
+
+def _done(
+    ledger: Ledger[Task, Result], work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int | None,
+    done: Callable[[int], None],
+) -> list[Result]:  # fmt: skip
+    """Do those that the ledger does not know; see `side_by_side`."""
     results = ledger.known(tasks)
     left = [i for i in range(len(tasks)) if i not in results]
     jobs = _processes(len(left)) if jobs is None else min(jobs, len(left))

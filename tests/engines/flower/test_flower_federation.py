@@ -212,6 +212,17 @@ def test_up_starts_and_down_stops_everything(fake: Path) -> None:
         federation.find(fake / "fed")
 
 
+def test_folders_of_somebody_else_are_left_alone(fake: Path) -> None:
+    mine = [fake / "fed" / name for name in ("home/thesis.txt", "tls/key.pem", "nodes/1/data/rows.csv", "link.db")]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    with pytest.raises(ConfigError, match="holds something else than a federation"):
+        up(fake)
+    assert federation.down(fake / "fed") == []
+    assert all(path.read_text() == "mine" for path in mine)
+
+
 def test_down_after_a_crash_stops_the_rest_and_up_works_again(fake: Path) -> None:
     made = up(fake)
     kill(made.processes[1])

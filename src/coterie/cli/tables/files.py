@@ -15,8 +15,8 @@ from coterie.data.readers import read_with
 from coterie.data.schema import Schema
 from coterie.data.sources import open_source
 from coterie.data.values import named
-from coterie.engines.checkpoint import replace_file
 from coterie.errors import ConfigError, DataError
+from coterie.files import replace_file
 
 __all__ = [
     "check_ending", "left_out", "read_features", "read_filled", "read_labelled", "unknown_levels", "write_rows",

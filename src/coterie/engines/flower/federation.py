@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.policy import read_policy
 from coterie.engines.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.engines.flower.shares import Share, deal
@@ -24,10 +23,12 @@ from coterie.engines.flower.state import owner_only
 from coterie.engines.flower.superlink import Connection, environment, guarded_superlink, quick_supernode, tool
 from coterie.engines.flower.warm_node import await_end
 from coterie.errors import ConfigError, RunError
+from coterie.files import replace_file
 
 __all__ = ["Federation", "down", "find", "process_of", "restart", "up"]
 
 _LINK = "superlink"
+_MARK = f"logs/{_LINK}.log"  # what every federation's folder has, and keeps
 _TAKEN = "SuperNode ID: "  # what a node says when the SuperLink has taken it
 _PATIENCE = 60.0  # seconds in which a process should listen
 _TRIES = 3  # a free port may be taken by somebody else before it is used
@@ -151,10 +152,14 @@ def up(
     """
     folder = folder.absolute()
     _refuse_second(folder)
+    if not _is_ours(folder) and any((folder / name).exists() for name in ("nodes", "home", "tls", "link.db")):
+        raise ConfigError(f"{folder} holds something else than a federation", "name a new folder with --folder")
     if nodes < 1:
         raise ConfigError(f"--nodes is {nodes}, and a federation needs at least 1", "--nodes 4 starts four nodes")
     tool("flower-superlink")
     read_policy(policy)
+    (folder / _MARK).parent.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch()
     for stale in (*folder.glob("nodes/*/data"), folder / "home", folder / "tls"):
         shutil.rmtree(stale, ignore_errors=True)
     for stale in folder.glob("link.db*"):
@@ -202,7 +207,7 @@ def down(folder: Path) -> list[str]:
         for name in made.nodes:
             await_end(_state(folder, name) / name)  # what a node keeps ends with it
         (folder / "federation.json").unlink()
-    for share in folder.glob("nodes/*/data"):
+    for share in folder.glob("nodes/*/data") if _is_ours(folder) else ():
         shutil.rmtree(share)
     return stopped
 
@@ -231,6 +236,11 @@ def _make_private(folder: Path) -> None:
             (folder / name).mkdir(parents=True, exist_ok=True)
             (folder / name).chmod(0o700)
         (folder / "link.db").touch()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether `up` has made this folder: in no other is anything removed."""
+    return (folder / _MARK).is_file()
 
 
 def _refuse_second(folder: Path) -> None:

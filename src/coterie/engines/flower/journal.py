@@ -7,14 +7,14 @@ still keep what their clients had after the last of them.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.checkpoint import load_tensors, replace_file, save_tensors
+from coterie.engines.checkpoint import load_tensors, save_tensors
 from coterie.engines.flower.state import owner_only
 from coterie.engines.flower.wire import pack, unpack
 from coterie.errors import RunError
+from coterie.files import make_folder, remove_files, replace_file
 from coterie.protocol import Tensors
 
 __all__ = ["Journal"]
@@ -36,7 +36,7 @@ class Journal:
         said, path = json.dumps(about, sort_keys=True), folder / "about.json"
         folder.parent.mkdir(parents=True, exist_ok=True)
         with owner_only():
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             folder.chmod(0o700)
             if not path.exists():
                 replace_file(path, said.encode())
@@ -63,7 +63,8 @@ class Journal:
 
     def remove(self) -> None:
         """Forget all answers: what was asked for is written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        own = [path.name for path in self.folder.glob("*.safetensors")]
+        remove_files(self.folder, [*own, "about.json", "flower-run"])
 
     @property
     def _path(self) -> Path:

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from coterie.data.remote import Cast, Divided, Folded, Part, Scaled, View
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower import registry
 from coterie.engines.flower.divisions import Seen
 from coterie.engines.flower.messages import Question
@@ -25,6 +24,7 @@ from coterie.engines.flower.state import owner_only
 from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import reveal
 from coterie.errors import ConfigError, RunError
+from coterie.files import replace_file
 from coterie.protocol import Ask, not_declared
 from coterie.robust_folds import plainly
 

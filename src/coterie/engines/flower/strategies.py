@@ -3,6 +3,7 @@
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from logging import INFO
 from pathlib import Path
@@ -19,20 +20,21 @@ from coterie import selection
 from coterie.config import FitOptions, options
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.messages import Introduction
 from coterie.engines.flower.registry import register_value
 from coterie.engines.flower.wire import from_text, to_text
 from coterie.errors import ConfigError, RunError
+from coterie.files import replace_file
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
 from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
 from coterie.registry import method_of
 from coterie.runs.auto import advised, settled_run
-from coterie.runs.comparison import Compared, answers_of, check_free, compare_run
+from coterie.runs.comparison import Compared, answers_of, check_free, compare_run, holding_place
 from coterie.runs.fit import fit_run
+from coterie.runs.holding import holding
 from coterie.selection.result import Comparison
 from coterie.selection.run import FEW, NEW_CLIENTS
 
@@ -119,10 +121,19 @@ class CoterieStrategy(Strategy):
         told : callable
             Given what is asked, whenever the nodes are asked.
         """
-        chosen = self.options if num_rounds is None else _with_rounds(self.options, num_rounds)
+        with nullcontext() if folder is None else holding(folder):
+            chosen = self.options if num_rounds is None else _with_rounds(self.options, num_rounds)
+            how: dict[str, Any] = {"nodes": nodes, "timeout": timeout, "told": told}
+            return self._fit(grid, chosen, folder, command, every, watch, begun, how)
+
+    def _fit(
+        self, grid: Grid, chosen: FitOptions, folder: Path | None, command: str, every: float, watch: Watch | None,
+        begun: Callable[[list[str]], None], how: dict[str, Any],
+    ) -> Result:  # fmt: skip
+        """Meet the nodes, and fit; see `start`."""
         begun_with = _begun_with(folder)
         name = begun_with.run
-        clients = _clients(grid, chosen, begun_with, nodes=nodes, timeout=timeout, modules=self.modules, told=told)
+        clients = _clients(grid, chosen, begun_with, modules=self.modules, **how)
         module = next(iter(self.modules.values()), None)
         if folder is None:
             if chosen.method == "auto":
@@ -214,20 +225,30 @@ def compare(
             "data": {"test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients},
         }
     )  # fmt: skip
+    asked: dict[str, Any] = {"nodes": nodes, "timeout": timeout, "told": told}
+    how: dict[str, Any] = {"quick": quick, "effort": effort, "watch": watch}
+    with nullcontext() if folder is None else holding_place(folder):
+        return _compared(grid, chosen, folder, new_clients, command, asked, how)
+
+
+def _compared(
+    grid: Grid, chosen: FitOptions, folder: Path | None, new_clients: float | None, command: str, asked: dict[str, Any],
+    how: dict[str, Any],
+) -> Compared | Comparison:  # fmt: skip
+    """Meet the nodes, and compare; see `compare`."""
     kept = None
     if folder is not None:
         check_free(folder)
         kept = answers_of(folder)
         kept.mkdir(parents=True, exist_ok=True)
     few, begun_with = FEW if new_clients is None else 0, _begun_with(kept)
-    clients = _clients(grid, chosen, begun_with, nodes=nodes, timeout=timeout, few=few, told=told)
+    clients = _clients(grid, chosen, begun_with, few=few, **asked)
     if kept is not None:
         _keep(kept, begun_with.run, clients)
     if folder is None:
-        return selection.compare(clients, hidden=hidden, seed=seed, quick=quick, effort=effort, watch=watch)
+        return selection.compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, **how)
     share = chosen.data.new_clients if clients.newcomers is not None else 0.0
     named = chosen.data.model_copy(update={"new_clients": share})
-    how: dict[str, Any] = {"quick": quick, "effort": effort, "watch": watch}
     return compare_run(folder, clients, chosen, command, named=named, on_flower=True, **how)
 
 

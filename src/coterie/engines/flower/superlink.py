@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.checkpoint import replace_file
 from coterie.engines.flower.state import owner_only
 from coterie.errors import ConfigError, RunError
+from coterie.files import replace_file
 
 __all__ = ["QUIET", "Connection", "environment", "guarded_superlink", "quick_supernode", "tool"]
 
