@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie.documents import checked, read_json
 from coterie.errors import RunError
-from coterie.files import check_files
+from coterie.files import check_files, check_seal
 from coterie.registry import METHODS
 from coterie.report import figures, tables
 from coterie.report.client_plots import signed_bars
