@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from tests.flower_grid import MemoryGrid, Spoil, dealt
 
 from benchmarks.attacks import AttackSucceededError
@@ -95,12 +95,9 @@ def _saying(document: str, data: bytes | None = None) -> Callable[[], str]:
     """A node that answers everything with this document and these bytes of tensors."""
 
     def spoil(message: Message, reply: Message) -> Message:
-        records = dict(to_records(None))
-        records["coterie-document"] = ConfigRecord({"json": document})
-        if data is not None:
-            array = Array(dtype="uint8", shape=(len(data),), stype="safetensors", data=data)
-            records["coterie-arrays"] = ArrayRecord({"tensors": array})
-        return Message(RecordDict(records), reply_to=message)
+        good = to_records(None)["coterie-document"]["tensors"]
+        record = ConfigRecord({"json": document, "tensors": good if data is None else data})
+        return Message(RecordDict({"coterie-document": record}), reply_to=message)
 
     return lambda: _goes_on(spoil)
 
@@ -199,6 +196,20 @@ def _rows_claimed(field: str, key: str, was: torch.Tensor) -> torch.Tensor:
     return torch.full_like(was, 10**12) if field == "n" else was
 
 
+def _lengths(how_long: int, how_many: int) -> Callable[[], str]:
+    """A node that says how long its clients' updates are: everybody's bounds follow from that."""
+
+    def spoil(message: Message, reply: Message) -> Message:
+        said = from_records(reply.content)
+        if isinstance(said, Reply):
+            lie = torch.tensor([[how_long, how_many]])
+            told = [replace(one, lengths={run: {"update": lie} for run in one.parts}) for one in said.answers]
+            said = replace(said, answers=tuple(told))
+        return Message(to_records(said), reply_to=message)
+
+    return lambda: _goes_on(spoil)
+
+
 # -- impostors --------------------------------------------------------------------------------------------------------
 def _takes_the_name_of_an_absent_node() -> str:
     with _grid() as (grid, bad), tempfile.TemporaryDirectory() as elsewhere:
@@ -274,6 +285,8 @@ ATTACKS: dict[str, Callable[[], str]] = {
     "weights below zero": _weights(-1.0),
     "weights that are no numbers": _weights(float("nan")),
     "10^12 rows": _answering(_rows_claimed),
+    "an update of length 2^(2^61)": _lengths(1 << 62, 1),
+    "10^12 clients whose updates are long": _lengths(40, 10**12),
     "a node that refuses the first question": _refuses,
     "a node that never answers": _does_not_answer,
     "a node that claims everybody's clients": _claims_everybodys_clients,

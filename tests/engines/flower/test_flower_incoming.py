@@ -16,10 +16,11 @@ from coterie.engines.flower.client import answered
 from coterie.engines.flower.incoming import printable
 from coterie.engines.flower.messages import Batch, Hello, Introduction, Question, Refusal, Reply, State
 from coterie.engines.flower.pieces import Expected
+from coterie.engines.flower.server import _check_lengths
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.errors import RunError
 from coterie.evaluate import target_ask
-from coterie.protocol import Ask, Block, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Limit, Mean, Stack, Sum, Tensors, WeightedMean
 from flower_grid import dealt
 from helpers import federation
 
@@ -154,3 +155,26 @@ def test_what_others_weigh_by_is_not_known_but_not_below_zero() -> None:
     expected.check(asked, {"value": {"sum": number(1), "weight": number(1e6)}}, ROWS)
     with pytest.raises(RunError, match="a weight of 'value' is -1"):
         expected.check(asked, {"value": {"sum": number(1), "weight": number(-1)}}, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([[-4, 1], [3, 2]], None),
+        ([[1 << 62, 1]], "lengths of 'value' that no number has"),
+        ([[2047, 1]], "lengths of 'value' that no number has"),  # 2 to the 1024th is none
+        ([[-(1 << 62), 1]], "lengths of 'value' that no number has"),
+        ([[3, 4]], "lengths of 'value' of other clients than the 3 that were asked"),
+        ([[3, 1 << 62], [4, 1 << 62], [5, 1 << 62]], "of other clients"),
+        ([[3, 5], [4, -4]], "of other clients"),
+        ([[3, 0]] * 4, "of other clients"),
+        ([3, 1], "in a way that was not asked for"),
+    ],
+)
+def test_lengths_are_those_of_clients_that_were_asked(counts: Any, said: str | None) -> None:
+    asked = Ask(own_step, SHARED, {"value": Sum()}, limits={"value": Limit()})  # type: ignore[arg-type]
+    if said is None:
+        _check_lengths(asked, {"value": torch.tensor(counts)}, 3)
+    else:
+        with pytest.raises(RunError, match=said):
+            _check_lengths(asked, {"value": torch.tensor(counts)}, 3)

@@ -135,11 +135,22 @@ def check_reply(said: Reply) -> None:
         _want(isinstance(one, Answers), f"its answer is malformed: a {type(one).__name__}")
         fits = type(one.number) is int and type(one.kept) is bool and type(one.lost) is bool and _is_ids(one.ids)
         _want(fits, "its answer is malformed: it does not say to what, or for whom")
-        _want(isinstance(one.parts, dict), "its answer is malformed: no parts")
+        _want(_is_by_run(one.parts), "its answer is malformed: no parts")
+        _want(_is_by_run(one.left_out) and _is_by_run(one.lengths), "its answer is malformed: no clients are left out")
+        fits = all(
+            type(client) is int and _is_text(why, MOST_SHOWN)
+            for without in one.left_out.values()
+            for client, why in without.items()
+        )
+        _want(
+            fits, f"its answer is malformed: a client is left out without a reason of at most {MOST_SHOWN} characters"
+        )
+        fits = all(isinstance(value, Tensor) for own in one.lengths.values() for value in own.values())
+        _want(fits, "its answer is malformed: lengths are no tensors")
         for fields in one.parts.values():
             fits = isinstance(fields, dict) and all(
-                isinstance(part, dict) and all(isinstance(value, Tensor) for value in part.values())
-                for part in fields.values()
+                isinstance(name, str) and isinstance(part, dict) and all(map(_is_named_tensor, part.items()))
+                for name, part in fields.items()
             )
             _want(fits, "its answer is malformed: a part is no tensors")
 
@@ -234,6 +245,15 @@ def _want_words(what: str, words: object, most: int) -> None:
 def _want_all(what: str, words: object, most: int) -> None:
     fits = isinstance(words, tuple) and len(words) <= most and all(map(_is_word, words))
     _want(fits, f"its {what} are not at most {most:,} words of at most {MOST_WORD} characters")
+
+
+def _is_by_run(values: Any) -> bool:
+    """Whether it holds something by name, or by client, for every run."""
+    return isinstance(values, dict) and all(type(k) is int and isinstance(v, dict) for k, v in values.items())
+
+
+def _is_named_tensor(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str) and isinstance(item[1], Tensor)
 
 
 def _is_word(text: Any) -> bool:

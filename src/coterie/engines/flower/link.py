@@ -186,6 +186,8 @@ class Link:
             called.answers[name] = said
         except CoterieError as error:
             called.failed[name] = f"is refused: {printable(error.message)}"
+        except Exception as error:  # a check that did not expect what came must not end the run
+            called.failed[name] = f"is refused: its answer is malformed: {printable(error)}"
 
     def _push(self, kind: str, sent: Mapping[T, tuple[Any, int]]) -> dict[T, str]:
         """Push values to their addresses, all at once.  -> the numbers of the messages; "" where one could not be pushed"""
@@ -235,6 +237,8 @@ class Link:
             self._strangers[address] = said
         except CoterieError as error:
             self.refusals[address] = printable(error.message)
+        except Exception as error:  # likewise
+            self.refusals[address] = f"its introduction is malformed: {printable(error)}"
 
 
 def _content(reply: Message) -> Any:

@@ -31,6 +31,7 @@ from coterie.protocol import Ask, Replies, Tensors, run_of
 
 __all__ = ["OnFlower"]
 
+_SHORTEST, _LONGEST = -2200, 2046  # half powers of two that a length may be between: all that double precision holds
 _ATTEMPTS = 2  # to reach everybody, for a question outside any round
 
 
@@ -228,7 +229,7 @@ class OnFlower:
             without = answers.left_out.get(run, {})
             if not without.keys() <= set(answers.ids.tolist()):
                 raise RunError("it leaves out other clients than it was asked for")
-            _check_lengths(ask, answers.lengths.get(run, {}))
+            _check_lengths(ask, answers.lengths.get(run, {}), len(own))
             there = own[~np.isin(answers.ids.numpy(), list(without))]
             self._expected.check(ask, answers.parts[run], self.rows.counts[torch.from_numpy(there)])
 
@@ -405,10 +406,16 @@ def _piece(node: str, own: np.ndarray, got: Answers, run: int) -> Piece:
     return Piece(node, torch.from_numpy(ids), got.parts[run], without, got.lengths.get(run, {}))
 
 
-def _check_lengths(ask: Ask, lengths: Mapping[str, Tensor]) -> None:
+def _check_lengths(ask: Ask, lengths: Mapping[str, Tensor], n_clients: int) -> None:
+    """Refuse lengths that no client can have, or of more clients than were asked: everybody's bounds follow from them."""
     for name, counts in lengths.items():
         if name not in ask.limits or counts.dtype != torch.int64 or counts.dim() != 2 or counts.shape[1] != 2:
             raise RunError(f"it counts lengths of '{name}' in a way that was not asked for")
+        how_long, how_many = counts.unbind(1)
+        if len(counts) > n_clients or bool((how_many < 0).any()) or int(how_many.clamp(max=1 << 32).sum()) > n_clients:
+            raise RunError(f"it counts lengths of '{name}' of other clients than the {n_clients} that were asked")
+        if bool(((how_long < _SHORTEST) | (how_long > _LONGEST)).any()):
+            raise RunError(f"it counts lengths of '{name}' that no number has")
 
 
 def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[list[_Found], list[str]]:
