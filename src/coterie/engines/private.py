@@ -88,11 +88,11 @@ def kept_on_node(state: Path, said: Mapping[str, Any]) -> tuple[list[str], Tenso
         if path.exists():
             tensors, _ = load_tensors(path)
             own = tensors.get(f"0/{record.field}")
-            if own is None or own.ndim != 2 or len(own) != len(kept.clients):
+            if own is None or own.ndim == 0 or len(own) != len(kept.clients):
                 raise RunError(f"{path} does not hold what the clients of this run keep", "check the state folder")
             names += kept.clients
             parts.append(own)
-    if len({part.shape[1] for part in parts}) > 1 or len(set(names)) < len(names):
+    if len({part.shape[1:] for part in parts}) > 1 or len(set(names)) < len(names):
         raise RunError(f"{state} keeps parts that do not go together", "check the state folder")
     if not parts:
         raise RunError(

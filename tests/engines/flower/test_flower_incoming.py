@@ -49,7 +49,7 @@ def test_a_node_answers_what_is_a_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Hello("r" * 201, "00"), "greeting is not of texts of at most 200 characters"),
+        (Hello("r" * 1001, "00"), "greeting is not of texts of at most 1000 characters"),
         (Hello(5, "00"), "greeting is not of texts"),  # type: ignore[arg-type]
         (Batch(5), "it is not at most 1,000 questions"),  # type: ignore[arg-type]
         (Batch((question(),) * 1001), "it is not at most 1,000 questions"),

@@ -16,20 +16,19 @@ from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part,
 from coterie.data.schema import Schema
 from coterie.engines.flower.messages import Answers, Batch, Hello, Introduction, Question, Reply, State
 from coterie.errors import RunError
-from coterie.limits import MOST_CLASSES, MOST_LEVELS
+from coterie.limits import MOST_CLASSES, MOST_FEATURES, MOST_LEVELS, MOST_NAME
 from coterie.protocol import Ask
 
 __all__ = [
-    "MOST_CLIENTS", "MOST_FEATURES", "MOST_NAME", "MOST_ROWS", "check_batch", "check_hello", "check_introduction",
+    "MOST_CLIENTS", "MOST_NAMES", "MOST_ROWS", "check_batch", "check_hello", "check_introduction",
     "check_reply", "check_room", "printable",
 ]  # fmt: skip
 
 _HINT = "see the node's log, and that both sides run the same version of coterie"
 
-MOST_NAME = 200  # characters of the name of a node, client, run, column or level: names stand in tables, and in arrays
-MOST_CLIENTS = 100_000  # of a node: with names of that length, what the server holds of them takes 80 MB
+MOST_CLIENTS = 100_000  # of a node
+MOST_NAMES = 20_000_000  # characters of a node's clients, were all names as long as the longest: an array of them is
 MOST_ROWS = 1 << 32  # of a client: sums over a federation stay within 64 bits
-MOST_FEATURES = 1 << 18  # of a row: an image of 3 x 256 x 256 has as many; also columns, of which there are no more
 MOST_SCHEMA = 1 << 23  # characters that describe the columns
 MOST_STEPS = 10_000  # client functions; coterie has some seventy
 MOST_VERSIONS = 16  # packages
@@ -65,6 +64,8 @@ def check_introduction(said: Introduction) -> Schema:
     )
     wrong = next((name for name in said.names if not _is_name(name)), None)
     _want(wrong is None, f"the name of a client is {wrong!r:.40}, and not a word of at most {MOST_NAME} characters")
+    room = len(said.names) * max(map(len, said.names))
+    _want(room <= MOST_NAMES, f"names of its clients take {room:,} characters; at most {MOST_NAMES:,}")
     _want(len(set(said.names)) == len(said.names), "two of its clients have one name")
     _check_counts(said)
     schema = _schema(said.schema)
