@@ -17,18 +17,15 @@ def soak(folder: Path, *words: object) -> "subprocess.CompletedProcess[str]":
 
 
 def test_soak_counts_goes_on_and_sees_losses(tmp_path: Path) -> None:
-    done = soak(tmp_path / "s", "--kills", 2, "--flips", 2, "--pairs", 1)
-    assert done.returncode == 0, done.stdout + done.stderr
+    notes = tmp_path / "attempts.jsonl"
+    lost = {"kind": "pair", "number": 0, "case": "fedavg", "how": "same", "came": "DESTROYED"}
+    notes.write_text(json.dumps(lost) + "\n")
+    done = soak(tmp_path, "--kills", 1, "--flips", 1, "--pairs", 2)
+    assert done.returncode == 1, done.stdout + done.stderr
     said = done.stdout.splitlines()[-3:]
     assert said[0].endswith(" kills: 0 differences or leftovers")
-    assert said[1:] == ["2 flipped bits: 0 silent or crashed", "1 pairs: 0 destroyed or crashed"]
-    notes = tmp_path / "s" / "attempts.jsonl"
-    before = notes.read_text()
-    with notes.open("a") as file:
-        file.write(
-            json.dumps({"kind": "pair", "number": 1, "case": "fedavg", "how": "same", "came": "DESTROYED"}) + "\n"
-        )
-    done = soak(tmp_path / "s", "--kills", 2, "--flips", 2, "--pairs", 2)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "2 pairs: 1 destroyed or crashed"
-    assert notes.read_text().startswith(before)
+    assert said[1:] == ["1 flipped bits: 0 silent or crashed", "2 pairs: 1 destroyed or crashed"]
+    found = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert found[0] == lost
+    assert {one["came"] for one in found[1:]} <= {"equal", "refused"}
+    assert [one["number"] for one in found if one["kind"] == "pair"] == [0, 1]

@@ -29,6 +29,7 @@ HOW = ("random", "at a file operation")
 FITS = [name for name in CASES if name not in ("compare", "report")]
 FLIPS = [(name, what) for name in FITS for what in ("resume", "predict", "report")] + [("compare", "report")]
 PAIRS = [(name, what) for name in FITS for what in ("same", "resume", "report")] + [("compare", "same")] * 4
+_PARTS = 50
 
 
 class Notes:
@@ -106,7 +107,9 @@ def main() -> None:
     place = Place(given.folder.absolute())
     notes = Notes(place.folder / "attempts.jsonl")
     try:
-        soak(place, notes, given.cases, kills=given.kills, flips=given.flips, pairs=given.pairs)
+        for part in range(1, _PARTS + 1):  # of everything a little, so that one that is stopped tells of everything
+            wanted = {what: -(-getattr(given, what) * part // _PARTS) for what in ("kills", "flips", "pairs")}
+            soak(place, notes, given.cases, **wanted)
     finally:
         fine = summary(notes)
     sys.exit(not fine)

@@ -74,7 +74,7 @@ class Place:
             if words[0] == "resume" and not (here / RUN / "run.json").exists():
                 words = case.words
         done = start(words, here).wait()
-        if kills and words[0] == "compare" and "is not empty" in done.err:  # it was killed after its last step
+        if words[0] == "compare" and "is not empty" in done.err:  # it had ended
             done = start(["report", RUN], here).wait()
         return _judged(done, content(here), self.whole[name]), kills
 

@@ -21,6 +21,7 @@ _SETTINGS = {
     "moment-descent": ["--clusters", "2", "--rounds", "3", "--set", "moments.iterations=8"],
     "mixture": ["--components", "2", "--rounds", "6", "--set", "mixture.restarts=2", "--set", "mixture.c_lambda=1"],
     "fedrep": [*_NETWORK, "--stragglers", "srpfl", "--clock", "dynamic", "--set", "personal.n0=3"],
+    "fedper": _NETWORK,
     "lg-fedavg": ["--hidden", "4,3", "--rounds", "4"],
     "local": [],
     "shrunk": [],
