@@ -125,6 +125,21 @@ def test_the_command_line_refuses_a_malformed_folder(folder: Callable[[str], Pat
         assert "results.methods.0" in refused(*words)[0]
 
 
+def test_digests_are_those_of_files_in_the_folder(folder: Callable[[str], Path]) -> None:
+    run = folder("ifca")
+    for name in ("../../secret", "/etc/passwd", "x" * 5000, "a\0b"):
+        edited(run / "run.json", lambda d, name=name: d.update(files={name: "0"}))
+        assert "is not as it should be at files" in refused("report", run)[0]
+
+
+def test_a_comparison_links_to_its_own_report(folder: Callable[[str], Path]) -> None:
+    run = folder("auto")
+    edited(run / "run.json", lambda d: d["results"]["why"].update(report="https://example.com"))
+    assert "results.why.report" in refused("report", run)[0]
+    edited(run / "run.json", lambda d: d["results"]["why"].update(report="comparison/report.html", id=7, title=[]))
+    assert not read_or_refused(report_run, run)
+
+
 # -- tables -------------------------------------------------------------------------------------------------------------
 COLUMNS = {
     "text": pa.array(["a", "b"]), "lists": pa.array([[1], [2]]), "groups": pa.array([{"a": 1}] * 2),

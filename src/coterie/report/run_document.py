@@ -21,6 +21,12 @@ def _rectangular(rows: list[Any]) -> list[Any]:
     return rows
 
 
+def _inside(name: str) -> str:
+    if "\0" in name or name.startswith("/") or ".." in name.split("/"):
+        raise ValueError("a file is not in the folder")
+    return name
+
+
 Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 Names = Annotated[list[Name], FirstFault()]
@@ -29,6 +35,7 @@ Texts = Annotated[list[str], FirstFault()]
 Numbers = Annotated[list[float | None], FirstFault()]
 Table = Annotated[list[Numbers], FirstFault(), Field(max_length=MOST_PARTS), AfterValidator(_rectangular)]
 Parts = Annotated[int, Field(ge=0, le=MOST_PARTS)]
+Files = dict[Annotated[str, Field(max_length=200), AfterValidator(_inside)], str]  # name -> digest
 Group = dict[str, Any]  # shown as it is: names, and values of any kind
 
 
@@ -175,6 +182,7 @@ class RunDocument(Said):
     command: str | None = None
     started: Name | None = None
     fingerprint: Name | None = None
+    files: Files | None = None
     seconds: float | None = None
     versions: Group | None = None
     config: Group | None = None
@@ -278,6 +286,7 @@ class ComparisonDocument(Said):
     chosen: Name
     rows: Annotated[list[Structure], FirstFault(), Field(min_length=1, max_length=MOST_PARTS)]
     answer: Answer
+    files: Files | None = None
     coterie: Name | None = None
     command: str | None = None
     started: Name | None = None
