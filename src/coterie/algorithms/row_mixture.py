@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
+from coterie.algorithms.robust import COUNT, LOSSES
 from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, one_run_at_a_time
 
 __all__ = [
@@ -72,7 +73,7 @@ def row_mixture(
         name = f"weights {n_components} {state.weights.shape[1]}"
         fresh = {name: torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
         shared = {**_shared(state, problem), "power": power, "own": name}
-        got = yield Ask(expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem))
+        got = yield Ask(expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem), limits={"rows": COUNT})
         state = replace(state, round=state.round + 1)
         if got is not None and got.n:
             state = _maximised(state, got, spread)
@@ -133,7 +134,8 @@ def shares(rows: Tensor) -> Tensor:
 def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
     """Ask clients how likely held-out rows are, once they have found their proportions in the training rows."""
     fold = {name: Stack() for name in ("loss", "metric", "rows")}
-    return Ask(judge_mixed, _shared(found, problem), fold, scratch=_scratch(found, problem))
+    limits = {"metric": LOSSES, "rows": COUNT}  # losses are minus log densities, which may be negative
+    return Ask(judge_mixed, _shared(found, problem), fold, scratch=_scratch(found, problem), limits=limits)
 
 
 def _scratch(state: Mixed, problem: Problem) -> int:

@@ -163,7 +163,7 @@ def _rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if attack == "absent" or (robust == "none" and attack == NOBODY):
             continue
         against = (plain, NOBODY) if attack == NOBODY else (plain, "absent")
-        mine, base = ([found[*cell, seed] for seed in seeds] for cell in ((robust, attack), against))
+        mine, base = ([found[(*cell, seed)] for seed in seeds] for cell in ((robust, attack), against))
         ratios = [a["error"] / b["error"] for a, b in zip(mine, base, strict=True)]
         same = all(a["chosen"] == b["chosen"] for a, b in zip(mine, base, strict=True))
         most = COSTS if attack == NOBODY else WITHIN
