@@ -189,7 +189,6 @@ PROGRAMS = {
         training=Training(3),
         robust="clip",
     ),
-    "median": partial(fedavg, model=linear_regression(3), rounds=3, step_size=0.05, seed=1, robust="median"),
 }
 
 
