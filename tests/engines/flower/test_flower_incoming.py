@@ -20,7 +20,7 @@ from coterie.engines.flower.server import _check_lengths
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.errors import RunError
 from coterie.evaluate import target_ask
-from coterie.protocol import Ask, Block, Limit, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Limit, Mean, Stack, Sum, Tensors, WeightedMean, answers
 from flower_grid import dealt
 from helpers import federation
 
@@ -101,6 +101,7 @@ ROWS = torch.tensor([5, 0, 7])
 SHARED = {"centre": torch.zeros(3, dtype=torch.float64)}
 
 
+@answers(value=(Mean, WeightedMean, Sum), n=(Sum, Stack))
 def own_step(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     n = data.n[None].to(torch.float64)
     return {"value": n, "n": n, "weight": n}, {}
