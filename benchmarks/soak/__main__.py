@@ -110,6 +110,8 @@ def main() -> None:
         for part in range(1, _PARTS + 1):  # of everything a little, so that one that is stopped tells of everything
             wanted = {what: -(-getattr(given, what) * part // _PARTS) for what in ("kills", "flips", "pairs")}
             soak(place, notes, given.cases, **wanted)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here")
     finally:
         fine = summary(notes)
     sys.exit(not fine)
