@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.local import chosen, client_losses, outputs, own_outputs, worst_if_nan
 from coterie.models import Model, row_loss
-from coterie.protocol import Ask, Block, Stack, Sum, Tensors, answers, from_sums
+from coterie.protocol import Ask, Block, Limit, Stack, Sum, Tensors, answers, from_sums
 
 __all__ = [
     "Labels",
@@ -100,6 +100,9 @@ def place_ask(model: Model, theta: Tensor) -> Ask:
         {name: Stack() for name in ("label", "losses", "margin", "margin_error", "rows")},
         fresh={"placed": torch.tensor(0)},
         scratch=len(theta) * model.n_outputs,
+        limits=dict.fromkeys(
+            ("losses", "margin", "margin_error"), Limit(finite=False)
+        ),  # of one row, or of models that diverged
     )
 
 

@@ -10,15 +10,15 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunError
 
 __all__ = [
-    "check_files", "check_seal", "clear_temporaries", "digest", "is_temporary", "make_folder", "remove_files",
+    "check_files", "check_seal", "clear_temporaries", "digest", "is_temporary", "make_folder", "owner_only", "remove_files",
     "replace_file", "sealed", "temporary",
 ]  # fmt: skip
 
@@ -44,6 +44,16 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """What is written here nobody else may read: files are made with 0600 and folders with 0700."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def temporary(path: Path) -> Path:

@@ -407,18 +407,21 @@ class Lowest:
 class Limit:
     """What one client's value of a field may be beside others': long ones are shortened, or the client is left out.
 
-    Engines learn the median length of all clients' values, in the same round, from counts of clients by length.
+    Engines learn the usual length, which two thirds of all clients' values do not exceed, in the same round, from counts of
+    clients by length.
 
     Attributes
     ----------
     clip, out : float
-        Times the median: what is longer than the first is shortened to it; who is beyond the second is left out.
+        Times the usual length: what is longer than the first is shortened to it; who is beyond the second is left out.
     floor : float
         Up to this length nothing is touched, whatever others' is.
     per_row : bool
         Whether the length is taken for each of the client's rows: of sums over rows.
     kind : {"any", "positive", "definite"}
         Who has a negative value (on the diagonal, for matrices) is left out.
+    finite : bool
+        Whether who has a value that is not finite is left out.
     """
 
     clip: float = math.inf
@@ -426,6 +429,7 @@ class Limit:
     floor: float = 0.0
     per_row: bool = False
     kind: Literal["any", "positive", "definite"] = "any"
+    finite: bool = True
 
 
 EVERYBODY = 1 << 62  # enough answers are those of all whom the participation policy chooses, in any stage

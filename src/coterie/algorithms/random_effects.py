@@ -50,8 +50,8 @@ _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and 
 _FLAT = 100.0  # variance of what is free, in a local model: intercepts
 
 _LIMITS = {
-    "count": ONCE, "precision": Limit(kind="positive"), "second": replace(SQUARES, out=50.0), "stiffness": SQUARES,
-    "stretch": Limit(out=50.0), "loss": LOSSES, "metric": LOSSES, "rows": COUNT,
+    "count": ONCE, "precision": Limit(kind="positive"), "second": replace(SQUARES, out=1e4), "stiffness": SQUARES,
+    "stretch": Limit(out=1e4), "loss": LOSSES, "metric": LOSSES, "rows": COUNT,
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How clients' updates are averaged where some clients are bad: `robust` of every algorithm that averages.
 
-`clip` limits lengths, and works with sums alone: updates longer than 10 times the median are shortened to that, and clients
+`clip` limits lengths, and works with sums alone: updates longer than 10 times the usual are shortened to that, and clients
 beyond 30 times are left out. Updates that are short beside the model are never touched, so that models which have converged
 keep clients who still move. `trimmed` and `median` (Yin et al., ICML 2018) also withstand a minority whose updates are as
 long as others', but need every client's own update.
@@ -22,10 +22,10 @@ Robust = Literal["none", "clip", "trimmed", "median"]
 COUNT = Limit(out=3.0, floor=4.0, per_row=True, kind="positive")  # what counts a client's rows, in several fits
 ONCE = Limit(out=2.0, floor=4.0, kind="positive")  # what counts clients
 LOSSES = Limit(kind="positive")
-SPREAD = Limit(out=50.0, per_row=True)  # moments of a row
+SPREAD = Limit(out=1000.0, per_row=True)  # moments of a row
 SQUARES = Limit(kind="definite")  # sums of products
 
-_CLIP, _OUT = 10.0, 30.0  # times the median length
+_CLIP, _OUT = 10.0, 30.0  # times the usual length
 _SHORT = 0.1  # of the model's length
 _TRIMMED = 0.4  # of the weight, at either end
 

@@ -73,7 +73,9 @@ def row_mixture(
         name = f"weights {n_components} {state.weights.shape[1]}"
         fresh = {name: torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
         shared = {**_shared(state, problem), "power": power, "own": name}
-        got = yield Ask(expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem), limits={"rows": COUNT})
+        got = yield Ask(
+            expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem), limits={"rows": COUNT}
+        )
         state = replace(state, round=state.round + 1)
         if got is not None and got.n:
             state = _maximised(state, got, spread)

@@ -215,10 +215,9 @@ def superlink_command(
 @app.command("key")
 def key_command(file: Annotated[Path, typer.Argument(help="Where to write the key; it is not shown.")]) -> None:
     """Make your key, and print the line for the file of trusted keys on the SuperLink's machine and on every node."""
-    from coterie.engines.flower.submitters import make_key, public_line
+    from coterie.engines.flower.superlink import new_submitter
 
-    make_key(file)
-    print(public_line(file))
+    print(new_submitter(file))
 
 
 @app.command("submit")

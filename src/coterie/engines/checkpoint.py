@@ -86,7 +86,9 @@ def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
     for name in sorted(tensors):
         value = tensors[name]
         made.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-        made.update(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        made.update(
+            value.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).numpy().data
+        )
     return made.hexdigest()
 
 

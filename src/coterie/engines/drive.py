@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 _OTHERWISE = "continue with the options that it was begun with"
-FAR = 30.0  # times the median: an update so long is told of
+FAR = 30.0  # times the usual length: an update so long is told of
 
 Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
 Group = tuple[Mapping[int, Ask], Participants]  # slot -> its ask, and the clients that it is put to

@@ -3,8 +3,8 @@
 
 A worker leaves out, on the spot, who answers with numbers that are not finite or that are negative where that cannot be. How
 long values are is told as counts of clients by half powers of two, which add up over blocks and nodes; the engine takes the
-median of them, and if somebody is beyond what `Ask.limits` allows, asks once more from where clients were and says the
-bounds. So nothing depends on blocks, on the order of clients or on earlier rounds, and honest clients are asked once.
+usual length from them, and if somebody is beyond what `Ask.limits` allows, asks once more from where clients were and says
+the bounds. So nothing depends on blocks, on the order of clients or on earlier rounds, and honest clients are asked once.
 
 Where half of the clients' numbers or more are not finite, the fault is not theirs (a step size too large): all count.
 """
@@ -22,7 +22,10 @@ from coterie.protocol import Ask, Limit, Lowest, RowProduct
 
 __all__ = ["Bounds", "ClientWarning", "Look", "bounds_after", "left_out_text", "lengths_of", "longest", "look"]
 
-_LEAST = 5  # clients from which a median says something
+_LEAST = 5  # clients from which others' lengths say something
+_USUAL = (
+    0.65  # of the clients do not exceed the usual length: less than half may be bad, and an honest half may be longer
+)
 _ROUNDING = 1e-6  # of a matrix' length that its diagonal may be below zero
 _LONGEST = 1e300  # lengths overflow where values do not
 _NAMED = 5  # clients that are named in a sentence
@@ -94,10 +97,11 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], n: Tensor) -> Lo
             continue
         flat = numbers.reshape(*numbers.shape[:2], -1)
         most = torch.linalg.vector_norm(flat, math.inf, dim=2)
-        leave_out(~most.isfinite() & strict, f"'{name}' {_NOT_FINITE}")
+        if limit is None or limit.finite:
+            leave_out(~most.isfinite() & strict, f"'{name}' {_NOT_FINITE}")
         if name in weights:
             leave_out((flat.amin(2) < 0) & strict, f"'{name}' is negative")
-        if limit is None:
+        if limit is None or not limit.finite:
             continue
         length = _length(value)
         if limit.kind != "any":
@@ -166,7 +170,7 @@ def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str
         return Bounds(everyone=True)
     clip, out = {}, {}
     for name, counts in lengths.items():
-        middle = _median(counts)
+        middle = _usual(counts)
         if middle is None:
             continue
         limit, most = ask.limits[name], 2.0 ** (int(counts[:, 0].max()) / 2)
@@ -179,19 +183,19 @@ def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str
 
 
 def longest(counts: Tensor | None) -> float:
-    """How many times as long as the median the longest value is; 0 where that is not known."""
-    middle = None if counts is None else _median(counts)
+    """How many times as long as usual the longest value is; 0 where that is not known."""
+    middle = None if counts is None else _usual(counts)
     return 0.0 if counts is None or middle is None else 2.0 ** (int(counts[:, 0].max()) / 2) / middle
 
 
-def _median(counts: Tensor) -> float | None:
-    """The median length, rounded up to a half power of two."""
+def _usual(counts: Tensor) -> float | None:
+    """The length that most clients do not exceed, rounded up to a half power of two."""
     total = int(counts[:, 1].sum()) if len(counts) else 0
     if total < _LEAST:
         return None
     order = counts[:, 0].argsort()
     below = counts[order, 1].cumsum(0)
-    at = int((2 * below >= total).nonzero()[0, 0])
+    at = int((below >= _USUAL * total).nonzero()[0, 0])
     return float(2.0 ** ((int(counts[order[at], 0]) + 1) / 2))
 
 

@@ -19,7 +19,7 @@ def diverged_because(rounds: list[Round]) -> str:
     """What to do about a model that diverged: with bad clients, a smaller step would not help."""
     times = max((r.info.get("longest", 0.0) for r in rounds), default=0.0)
     if times:
-        return f"an update was {times:.0f} times as long as the median; limit those of bad clients with training.robust"
+        return f"an update was {times:.0f} times as long as usual; limit those of bad clients with training.robust"
     return "lower training.step_size"
 
 

@@ -19,7 +19,7 @@ from coterie.data.remote import AtLeast, Divided, Folded, Newcomers, Part, Scale
 from coterie.engines.flower import registry
 from coterie.engines.flower.divisions import seen
 from coterie.engines.flower.messages import Hello
-from coterie.engines.flower.policy import Policy, read_policy
+from coterie.engines.flower.policy_file import Policy, read_policy
 from coterie.engines.private import reveal
 from coterie.errors import ConfigError
 from coterie.models import linear_regression

@@ -22,7 +22,8 @@ from coterie.engines.flower.divisions import seen
 from coterie.engines.flower.identity import Identity, hide_names
 from coterie.engines.flower.incoming import check_batch, check_hello, check_room
 from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
-from coterie.engines.flower.policy import Policy, check_asks, check_rows, count
+from coterie.engines.flower.policy import check_asks, check_rows, count
+from coterie.engines.flower.policy_file import Policy
 from coterie.engines.flower.state import Private, PrivateFiles, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
 from coterie.engines.worker import Worker

@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.flower.policy import read_policy
+from coterie.engines.flower.policy_file import read_policy
 from coterie.engines.flower.processes import Process, alive, free_port, run_table, start, stop
 from coterie.engines.flower.shares import Share, deal
-from coterie.engines.flower.state import owner_only
 from coterie.engines.flower.superlink import Connection, environment, guarded_superlink, quick_supernode, tool
 from coterie.engines.flower.warm_node import await_end
 from coterie.errors import ConfigError, RunError
-from coterie.files import replace_file
+from coterie.files import owner_only, replace_file
 
 __all__ = ["Federation", "down", "find", "process_of", "restart", "up"]
 

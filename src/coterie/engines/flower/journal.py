@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.engines.checkpoint import load_tensors, save_tensors
-from coterie.engines.flower.state import owner_only
 from coterie.engines.flower.wire import pack, unpack
 from coterie.errors import RunError
-from coterie.files import make_folder, remove_files, replace_file
+from coterie.files import make_folder, owner_only, remove_files, replace_file
 from coterie.protocol import Tensors
 
 __all__ = ["Journal"]

@@ -16,7 +16,7 @@ from coterie.data.schema import Schema
 from coterie.engines.flower.client import NodeData
 from coterie.engines.flower.identity import read_secret
 from coterie.engines.flower.node_config import node_name, policy_file, state_folder
-from coterie.engines.flower.policy import Data, read_policy
+from coterie.engines.flower.policy_file import Data, read_policy
 from coterie.errors import ConfigError, RunError
 
 __all__ = ["LoadData", "node_data"]

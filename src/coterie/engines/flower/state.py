@@ -8,11 +8,8 @@ Nobody but the node's user may read them. A run makes room for another only when
 whoever starts runs could remove what clients keep of earlier ones.
 """
 
-import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,6 +17,7 @@ import torch
 from coterie.engines.checkpoint import load_tensors, save_tensors
 from coterie.engines.flower.messages import State
 from coterie.errors import RunError
+from coterie.files import owner_only
 from coterie.protocol import Tensors
 
 __all__ = ["Private", "PrivateFiles", "owner_only", "same"]
@@ -101,16 +99,6 @@ class PrivateFiles:
 
     def _file(self, store: str, number: int) -> Path:
         return self.folder / _word(store) / f"{number}.safetensors"
-
-
-@contextmanager
-def owner_only() -> Iterator[None]:
-    """What is written here nobody else may read: files are made with 0600 and folders with 0700."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def same(a: Private, b: Private) -> bool:

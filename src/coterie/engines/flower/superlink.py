@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.flower.state import owner_only
 from coterie.errors import ConfigError, RunError
-from coterie.files import replace_file
+from coterie.files import owner_only, replace_file
 
-__all__ = ["QUIET", "Connection", "environment", "guarded_superlink", "quick_supernode", "tool"]
+__all__ = ["QUIET", "Connection", "environment", "guarded_superlink", "new_submitter", "quick_supernode", "tool"]
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 _SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds after which Flower looks for work; its default is 1
@@ -37,6 +36,14 @@ def quick_supernode() -> list[str]:
 def guarded_superlink() -> list[str]:
     """The command of a SuperLink that is for submitters with a key only."""
     return [sys.executable, "-m", "coterie.engines.flower.guarded_link"]
+
+
+def new_submitter(key: Path) -> str:
+    """Make a submitter's key.  -> the line that lets it in, for the file of trusted keys"""
+    from coterie.engines.flower.submitters import make_key, public_line
+
+    make_key(key)
+    return public_line(key)
 
 
 def environment(home: Path | None, *, threads: int | None = None) -> dict[str, str]:
