@@ -16,6 +16,7 @@ import typer
 import coterie
 from coterie import cli
 from coterie.studies import (
+    bad_clients,
     choices,
     compare_planted,
     compare_real,
@@ -167,8 +168,8 @@ def test_choices_that_help_tells_are_those_of_the_studies(told: tuple[str, ...],
 def test_commands_are_called_like_the_studies_they_run() -> None:
     studies = typer.main.get_command(cli.app).commands["study"].commands  # type: ignore[attr-defined]
     modules = (
-        compare_planted, compare_real, fedgrem_adaptive, fedgrem_adversarial, fedgrem_simulation, ifca_synthetic,
-        mixed_ablation, mixed_regression, mixed_scaling, srpfl_images, srpfl_linear, srpfl_speedup,
+        bad_clients, compare_planted, compare_real, fedgrem_adaptive, fedgrem_adversarial, fedgrem_simulation,
+        ifca_synthetic, mixed_ablation, mixed_regression, mixed_scaling, srpfl_images, srpfl_linear, srpfl_speedup,
     )  # fmt: skip
     rotated = {task.name for task in (rotated_tasks.MNIST, rotated_tasks.DIGITS, rotated_tasks.CIFAR)}
     assert {*mixture_tasks.TASKS, *(module.NAME for module in modules), *rotated} == studies.keys()

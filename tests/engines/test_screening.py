@@ -164,8 +164,15 @@ def test_lengths_add_up_over_nodes() -> None:
     parts = torch.cat([lengths_of(lengths[:3]), lengths_of(lengths[3:])])
     question = ask(Sum(), LIMIT)
     together, apart = (bounds_after(question, {"value": c}, [], 7) for c in (lengths_of(lengths), parts))
-    assert together == apart == Bounds({"value": 4 * math.sqrt(2)}, {"value": 40 * math.sqrt(2)})
-    assert longest(parts) == pytest.approx(512 / math.sqrt(2))
+    assert together == apart == Bounds({"value": 4 * 2.0}, {"value": 40 * 2.0})  # 65 % are up to 1.5, rounded up to 2
+    assert longest(parts) == pytest.approx(512 / 2)
+
+
+def test_of_two_groups_of_equal_size_none_is_left_out() -> None:
+    lengths = torch.tensor([1.0] * 5 + [1e6] * 5, dtype=torch.float64)
+    assert bounds_after(ask(Sum(), LIMIT), {"value": lengths_of(lengths)}, [], 10) is None
+    few = torch.tensor([1.0] * 7 + [1e6] * 3, dtype=torch.float64)
+    assert bounds_after(ask(Sum(), LIMIT), {"value": lengths_of(few)}, [], 10) is not None
 
 
 def test_clients_are_named_with_the_reason() -> None:
