@@ -17,9 +17,10 @@ from flwr.clientapp import ClientApp
 import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.engines.flower import server_app as serving
 from coterie.engines.flower.client import answer
-from coterie.engines.flower.messages import Answers, Question
+from coterie.engines.flower.messages import Batch, Reply
 from coterie.engines.flower.node_data import node_data
 from coterie.engines.flower.wire import from_records, to_records
+from coterie.protocol import Tensors
 
 server = serving.server
 client = ClientApp()
@@ -36,8 +37,8 @@ def misbehave(message: Message, context: Context) -> Message:
     if context.run_config["fault"] == "silent" and holding.name == "node-1" and count(holding.folder) >= ANSWERED:
         time.sleep(3600.0)
     asked = from_records(message.content)
-    training = isinstance(asked, Question) and any(ask.step.__name__ in TRAINING for ask in asked.asks.values())
-    if not training:
+    questions = asked.questions if isinstance(asked, Batch) else ()
+    if not any(ask.step.__name__ in TRAINING for question in questions for ask in question.asks.values()):
         return answer(message, holding)
     node = int(holding.name.removeprefix("node-"))
     fault = context.run_config["fault"]
@@ -64,12 +65,17 @@ def wrong(message: Message, holding: object, fault: str) -> Message:
         return answer(message, holding)
     reply = answer(message, holding)
     said = from_records(reply.content)
-    if fault == "none" or not isinstance(said, Answers):
+    if fault == "none" or not isinstance(said, Reply):
         return reply
-    parts = {
-        run: {f: {k: spoil(v, fault) for k, v in p.items()} for f, p in own.items()} for run, own in said.parts.items()
+    answers = tuple(replace(one, parts=_spoilt(one.parts, fault)) for one in said.answers)
+    return Message(to_records(replace(said, answers=answers)), reply_to=message)
+
+
+def _spoilt(parts: dict[int, dict[str, Tensors]], fault: str) -> dict[int, dict[str, Tensors]]:
+    return {
+        run: {name: {key: spoil(value, fault) for key, value in part.items()} for name, part in own.items()}
+        for run, own in parts.items()
     }
-    return Message(to_records(replace(said, parts=parts)), reply_to=message)
 
 
 def spoil(value: torch.Tensor, fault: str) -> torch.Tensor:
