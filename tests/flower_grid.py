@@ -18,10 +18,13 @@ import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
+from coterie.engines.flower.policy_file import Individual, Policy
 from coterie.engines.flower.client import NodeData, answer
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.server import OnFlower
 from coterie.engines.private import kept_on_node
+
+EVERYTHING = Policy(individual=Individual(updates=True))  # so that all methods run
 
 Spoil = Callable[[Message, Message], Message | None]
 
@@ -122,7 +125,7 @@ def dealt(rows: Ragged, folder: Path, *, nodes: int, classes: int = 0) -> dict[i
         def load(_: Schema | None, own: Ragged = own) -> Clients:
             return Clients(schema, own)
 
-        holdings[100 + (7 * i) % nodes] = NodeData(f"node-{i}", load, folder / f"node-{i}")
+        holdings[100 + (7 * i) % nodes] = NodeData(f"node-{i}", load, folder / f"node-{i}", policy=EVERYTHING)
     return holdings
 
 

@@ -17,6 +17,7 @@ from coterie.engines.in_process import Finished, InProcess
 from coterie.engines.worker import Answer
 from coterie.participation import Sampled
 from coterie.protocol import Ask, Lowest, Stack
+from coterie.robust_folds import Trimmed, TrimmedByCluster
 from helpers import (
     CASES,
     Case,
@@ -151,7 +152,8 @@ def test_where_rows_count_a_duplicated_client_equals_one_with_every_row_twice(ca
 def test_where_clients_count_alike_everybody_twice_changes_nothing_and_one_twice_does(case: Case) -> None:
     data = data_of(case)
     single = finished(case, data.rows)[0]
-    assert_same_state(finished(case, duplicated(data, list(range(10))).rows)[0], single, atol=TOLERANCE)
+    tolerance = 1e-7 if "median" in case.name else TOLERANCE  # the middle that is left has a width of 2e-9
+    assert_same_state(finished(case, duplicated(data, list(range(10))).rows)[0], single, atol=tolerance)
     assert_differs(finished(case, duplicated(data, [BUSY]).rows)[0], single)
 
 
@@ -280,6 +282,9 @@ def test_private_state_is_never_in_a_message(case: Case, messages: list[tuple[As
         needed = {name for fold in ask.fold.values() for name in fold.needs}
         assert not needed & ask.fresh.keys()
         for name, part in answer.parts.items():
+            if isinstance(ask.fold[name], Trimmed | TrimmedByCluster):
+                assert name == "update"  # as `robust` says, and a node's policy must allow
+                continue
             if isinstance(ask.fold[name], Stack | Lowest):
                 assert name in INDIVIDUAL[ask.step.__name__]
                 continue

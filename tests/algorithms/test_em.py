@@ -222,6 +222,7 @@ FAMILIES = [
     ["local", "local-gradient", "pooled", "pooled-gradient", "components", "fedem", "tgmm", "mutual", "fedgmm"],
 )
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.filterwarnings("ignore::coterie.engines.screening.ClientWarning")  # whose squares overflow is left out
 def test_awkward_clients_give_no_nan(family: Any, method: str) -> None:
     draw = torch.Generator().manual_seed(0)
     for far in (1e6, 1e200):

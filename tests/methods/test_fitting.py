@@ -400,6 +400,7 @@ def test_clusters_that_end_empty_are_told() -> None:
     assert any("clusters are empty" in one for one in said)
 
 
+@pytest.mark.filterwarnings("ignore::coterie.engines.screening.ClientWarning")
 def test_models_that_diverged_are_told_and_scores_stay_comparable() -> None:
     fitted = fit(planted().clients(), chosen("training.step_size=1e9", "training.rounds=30"))
     assert any("models diverged: lower training.step_size" in one for one in fitted.warnings)

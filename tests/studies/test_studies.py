@@ -135,6 +135,7 @@ def test_no_noise_is_judged_by_the_authors_slack():
     assert row["start_success"] == 1.0
 
 
+@pytest.mark.filterwarnings("ignore::coterie.engines.screening.ClientWarning")
 def test_divergence_is_a_failure_and_null_in_json():
     outcome = ifca_synthetic.run(replace(EASY, steps=(1e6,), init=("random",)))
     row = json.loads(outcome.json())["rows"][0]
@@ -291,7 +292,7 @@ def test_without_a_name_the_studies_are_listed():
     names = ["ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-digits", "ifca-rotated-cifar"]
     names += ["mixed-regression", "mixed-regression-scaling", "mixed-regression-ablation"]
     names += [f"fedgrem-{name}" for name in ("simulation", "pendigits", "mnist", "fashion", "adversarial", "adaptive")]
-    names += ["srpfl-linear", "srpfl-speedup", "srpfl-images", "compare-planted", "compare-real"]
+    names += ["srpfl-linear", "srpfl-speedup", "srpfl-images", "compare-planted", "compare-real", "bad-clients"]
     assert [line.split()[0] for line in shown.stdout.splitlines()[1 : len(names) + 1]] == names
     assert list(command()["studies"]) == names
 

@@ -88,6 +88,8 @@ def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, pa.Field]]]:
 
 def _spelled_out(batch: pa.RecordBatch, texts: dict[str, pa.Field], path: Path) -> pa.RecordBatch:
     check_texts(batch, path)
+    if not texts.keys() & set(batch.schema.names):
+        return batch  # also one of no columns, which only counts rows
     columns = [
         column.cast(texts[name].type) if name in texts else column
         for name, column in zip(batch.schema.names, batch.columns, strict=True)

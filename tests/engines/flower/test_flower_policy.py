@@ -160,9 +160,10 @@ def test_a_division_that_sets_few_rows_apart_is_refused(view: Divided, tmp_path:
 
 
 def test_more_folds_than_a_policy_allows_are_refused(tmp_path: Path) -> None:
-    folds = Folded(1 << 40, 1, Part("train"), (), None, ())
-    with pytest.raises(Refused, match="rows are divided by"):
-        Victim(tmp_path).asked(question(sums(), range(WARDS), part=folds))
+    for number, said in ((25, "rows are divided by"), (1 << 40, "rows have at most 1,000 folds")):
+        folds = Folded(number, 1, Part("train"), (), None, ())
+        with pytest.raises(Refused, match=said):
+            Victim(tmp_path).asked(question(sums(), range(WARDS), part=folds))
 
 
 # -- counts -----------------------------------------------------------------------------------------------------------

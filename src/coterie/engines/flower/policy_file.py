@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coterie.errors import ConfigError
 
-__all__ = ["Data", "Policy", "Sums", "read_policy"]
+__all__ = ["Data", "Individual", "Policy", "Sums", "read_policy"]
 
 
 class _Section(BaseModel):
