@@ -409,11 +409,11 @@ def test_exchanges_begin_with_the_last_subspaces(monkeypatch: pytest.MonkeyPatch
         some_clients(width=12).rows,
     )
     sent = [ask.shared["q"] for ask, _ in seen if ask.step is multiply_moments]
-    assert [len(q) for q in sent] == [1, 3]  # one subspace while all anchors are at the start
-    before = states[1].basis  # [A, P, 2]
-    torch.testing.assert_close(sent[1] @ (sent[1].transpose(1, 2) @ before), before)
+    assert [len(q) for q in sent] == [1, 1, 3]  # one subspace while all anchors are at the start, found twice as well
+    before, second = states[1].basis, sent[2]  # [A, P, 2]
+    torch.testing.assert_close(second @ (second.transpose(1, 2) @ before), before)
     assert not torch.isclose(
-        sent[1][..., :2] @ (sent[1][..., :2].transpose(1, 2) @ sent[0][..., :2]), sent[0][..., :2]
+        second[..., :2] @ (second[..., :2].transpose(1, 2) @ sent[0][..., :2]), sent[0][..., :2]
     ).all()
 
 
