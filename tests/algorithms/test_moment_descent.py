@@ -380,9 +380,9 @@ def test_no_message_holds_more_than_a_thin_matrix_for_an_anchor(
         # What clients would send if nothing were folded: a thin matrix for each anchor, and the weight.
         assert answer.bytes_up <= n_clients * (n_anchors * thin + 1) * 8
     assert {"introduce", "multiply_moments", "descend", "nearest_anchor"} <= names
-    # At the common start all anchors have one subspace: its exchanges cost a seventh of the next.
+    # At the common start all anchors have one subspace: two exchanges with 25 columns, and then one with 21 for each of 7.
     first, second = (r.bytes_up for r in finished.rounds[1:3])
-    assert first < second / 4
+    assert first < second / 2
 
 
 def test_anchors_are_sent_and_send_their_own_models_only(monkeypatch: pytest.MonkeyPatch) -> None:
