@@ -10,7 +10,7 @@ import torch
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from coterie.algorithms.subspace import Subspaces, orthogonal_iteration, range_finder
+from coterie.algorithms.subspace import Subspaces, leading_range, orthogonal_iteration, range_finder
 
 D, K = 12, 3
 
@@ -100,6 +100,21 @@ def test_a_matrix_of_low_rank_is_found_in_two_exchanges(columns: int) -> None:
         assert angle(found.basis[a], left(held.matrices[a])) < 1e-12
         np.testing.assert_allclose(found.values[a, :K], [5, 4, 3], rtol=1e-12)
         np.testing.assert_allclose(found.values[a, K:], 0, atol=1e-12)
+
+
+def test_one_exchange_is_a_power_step_from_where_it_starts() -> None:
+    some = matrices(tail=0.9)
+    held = Held(some @ some.transpose(1, 2))  # symmetric, with a gap of a tenth
+    truth = [left(held.matrices[a]) for a in range(2)]
+    near = torch.stack([torch.from_numpy(u) for u in truth]) + 0.01 * start(K)
+    for begin, exchanges, bound in ((near, 1, 0.01), (start(K + 5), 2, 0.2), (start(K + 5), 4, 0.01)):
+        found: Subspaces = result(leading_range(held, begin, K, exchanges))
+        for a in range(2):
+            before = angle(torch.linalg.qr(begin).Q[a][:, :K], truth[a])
+            assert angle(found.basis[a], truth[a]) < min(bound, 0.5 * before)
+    low = Held(matrices(tail=0.0))
+    for a in range(2):  # of low rank, everything is in one product
+        assert angle(result(leading_range(low, start(K), K, 1)).basis[a], left(low.matrices[a])) < 1e-12
 
 
 @pytest.mark.parametrize("exchanges", [2, 3, 4])

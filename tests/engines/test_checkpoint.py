@@ -297,3 +297,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     path.write_bytes(before[: len(before) // 2])
     with pytest.raises(RunError, match="cannot be read"):
         run(([clustered(1), clustered(2)], ifca.State), path)
+
+
+def test_parts_of_what_was_expanded_are_kept(tmp_path: Path) -> None:
+    one = torch.ones(1, dtype=torch.float64).expand(1, 12)[:, 3:4]  # a number whose strides are 0
+    save_tensors(tmp_path / "state", {"one": one}, {})
+    assert load_tensors(tmp_path / "state")[0]["one"].tolist() == [[1.0]]

@@ -24,7 +24,7 @@ from coterie.algorithms.copies import There, fresh, perturbed, who_is_there
 from coterie.algorithms.moments import Estimator, descend, multiply_moments
 from coterie.algorithms.robust import COUNT, SPREAD
 from coterie.algorithms.starts import Start
-from coterie.algorithms.subspace import Subspaces, orthogonal_iteration, range_finder
+from coterie.algorithms.subspace import Subspaces, leading_range, orthogonal_iteration, range_finder
 from coterie.local import Training
 from coterie.models import Dense
 from coterie.protocol import Ask, Lockstep, Replies, Save, Stack, Sum
@@ -52,7 +52,7 @@ class Descent:
     at_once : bool
         Whether the range finder makes one exchange with the columns of all of them, among them the last iteration's
         subspace: then each iteration is a power step of the next. In the first iteration, where all anchors are at one
-        point, there are as many columns as for all of them later; half as many as there are parameters at most.
+        point, it makes two, with as many columns as for all of them later; half as many as there are parameters at most.
     oversampling : int
         Columns beyond the rank, for the range finder.
     step : {"curvature", "plain"}
@@ -290,8 +290,10 @@ def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
         return _multiply(shared, points, copies, None if there is None else there.ids)
 
     find, exchanges = (orthogonal_iteration if how.subspace == "orthogonal" else range_finder), how.exchanges
-    if find is range_finder and (how.at_once or columns == model.n_parameters):
-        exchanges = 1  # a start that spans everything: more would find the same
+    if find is range_finder and columns == model.n_parameters:
+        exchanges = 1  # the start spans everything: more would find the same
+    elif find is range_finder and how.at_once:
+        find, exchanges = leading_range, 1 if bool(before.any()) else 2
     found: Subspaces | None = yield from find(multiply, start, rank, exchanges)
     if found is None or not together:
         return found

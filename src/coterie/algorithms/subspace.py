@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie.protocol import Ask, Replies, Save
 
-__all__ = ["Subspaces", "orthogonal_iteration", "range_finder"]
+__all__ = ["Subspaces", "leading_range", "orthogonal_iteration", "range_finder"]
 
 Run = Generator[Ask | Save, Replies | None, Any]
 Multiply = Callable[[Tensor, bool], Generator[Ask | Save, Replies | None, Tensor | None]]
@@ -65,9 +65,7 @@ def orthogonal_iteration(multiply: Multiply, start: Tensor, rank: int, iteration
 def range_finder(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -> Run:
     """Find the subspace from a start with more columns than `rank`, in few exchanges.  -> Subspaces, or None
 
-    With one exchange it is the leading left singular vectors of Y start, which do well if the start is near the subspace,
-    or has many columns; of one that spans everything, nothing is lost. With two it is Q = qr(Y start) and the singular
-    vectors of Q^T Y; each further one is a power step.
+    With two exchanges it is Q = qr(Y start) and the singular vectors of Q^T Y; each further one is a power step.
     """
     q = torch.linalg.qr(start).Q
     product: Tensor | None = None
@@ -84,6 +82,25 @@ def range_finder(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -
     if exchanges == 1 and q.shape[-1] < q.shape[-2]:  # q was no product of Y yet, and V is
         return Subspaces(outer[..., :rank], values)
     return Subspaces((q @ inner.transpose(1, 2))[..., :rank], values)
+
+
+def leading_range(multiply: Multiply, start: Tensor, rank: int, exchanges: int) -> Run:
+    """Find the subspace as that of the last product.  -> Subspaces, or None
+
+    With one exchange it is the leading left singular vectors of Y start: one power step, which will do if the start is near
+    the subspace, as that of an iteration before.
+    """
+    q = torch.linalg.qr(start).Q
+    product: Tensor | None = None
+    for remaining in range(exchanges, 0, -1):  # Y^T and Y in turn, Y last
+        product = yield from _finite(multiply, q, remaining % 2 == 0)
+        if product is None:
+            return None
+        if remaining > 1:
+            q = torch.linalg.qr(product).Q
+    assert product is not None
+    found, values, _ = torch.linalg.svd(product, full_matrices=False)
+    return Subspaces(found[..., :rank], values)
 
 
 def _finite(multiply: Multiply, q: Tensor, transposed: bool) -> Run:

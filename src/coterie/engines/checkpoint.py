@@ -32,7 +32,8 @@ def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, Any], of: Mapping[str, str] | None = None
 ) -> None:
     """Write named tensors and a JSON document to one file, and `of` which run and data, for checkpoints."""
-    own = {name: value.detach().clone().contiguous() for name, value in tensors.items()}  # no two share memory
+    plain = {"memory_format": torch.contiguous_format}  # no two share memory, and none has strides of its own
+    own = {name: value.detach().clone(**plain) for name, value in tensors.items()}
     said = json.dumps({**document, **({"of": {**of, "coterie": _version()}} if of else {})})
     # One entry: several come in any order, and equal files would differ.
     replace_file(path, save(own, metadata={"coterie": f"{said}\n{_checksum(own, said)}"}))
