@@ -18,9 +18,9 @@ import coterie.engines.flower.catalogue  # noqa: F401
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
-from coterie.engines.flower.policy_file import Individual, Policy
 from coterie.engines.flower.client import NodeData, answer
 from coterie.engines.flower.connect import connect
+from coterie.engines.flower.policy_file import Individual, Policy
 from coterie.engines.flower.server import OnFlower
 from coterie.engines.private import kept_on_node
 

@@ -22,8 +22,8 @@ from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import Finished, Round
-from coterie.errors import ConfigError, DataError
 from coterie.engines.screening import ClientWarning
+from coterie.errors import ConfigError, DataError
 from coterie.estimators import MAML, Personalised
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
