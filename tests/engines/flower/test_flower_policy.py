@@ -19,11 +19,13 @@ from coterie.data.remote import AtLeast, Divided, Folded, Newcomers, Part, Scale
 from coterie.engines.flower import registry
 from coterie.engines.flower.divisions import seen
 from coterie.engines.flower.messages import Hello
-from coterie.engines.flower.policy_file import Policy, read_policy
+from coterie.engines.flower.policy import check_asks
+from coterie.engines.flower.policy_file import Individual, Policy, read_policy
 from coterie.engines.private import reveal
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
 from coterie.models import linear_regression
 from coterie.protocol import Ask, ByCluster, Stack, Sum, WeightedMean, not_declared
+from coterie.robust_folds import Trimmed, TrimmedByCluster
 
 
 # -- what a function declares -----------------------------------------------------------------------------------------
@@ -40,6 +42,19 @@ def test_another_fold_another_field_and_other_weights_are_not_declared() -> None
     assert why(update=Stack()) is not None
     assert why(loss=WeightedMean("share")) is not None
     assert why(label=Stack()) == "'label' of 'assign_and_train' does not leave a client"
+
+
+def test_clients_own_updates_leave_only_where_the_policy_says_so() -> None:
+    def check(fold: Any, policy: Policy) -> None:
+        check_asks(question(Ask(assign_and_train, {}, {"update": fold}), range(WARDS)).questions[0], policy)
+
+    for fold in (TrimmedByCluster("share"), Trimmed("share")):
+        with pytest.raises(RunError, match="needs every client's own update"):
+            check(fold, Policy())
+    allowing = Policy(individual=Individual(updates=True))
+    check(TrimmedByCluster("share"), allowing)
+    with pytest.raises(RunError, match="leaves a client as"):  # what is a sum by cluster is no mean of all
+        check(Trimmed("share"), allowing)
 
 
 def test_a_private_field_that_may_be_told_is_kept_by_mixtures_alone() -> None:
