@@ -272,7 +272,10 @@ def _begun_with(folder: Path | None) -> _Begun:
     kept = None if folder is None else folder / "flower-run"
     if kept is None or not kept.exists():
         return _Begun(uuid.uuid4().hex)
-    found = from_text(kept.read_text(encoding="utf-8"))
+    text = kept.read_text(encoding="utf-8").strip()
+    if text.isalnum():  # earlier versions kept the run's identity only
+        return _Begun(text)
+    found = from_text(text)
     if not isinstance(found, _Begun):
         raise RunError(f"{kept} does not say who takes part in the run", "start a new run with another --out")
     return found
