@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import platform
+import warnings
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import fedgrem, fedrep, local_training, lockstep, many_clients, moment_descent, startup
+from coterie.engines.screening import ClientWarning
 
 BENCHES = {
     "lockstep": lockstep.run,
@@ -25,6 +27,7 @@ BENCHES = {
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", ClientWarning)  # the longest of the lockstep bench's step sizes diverges
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="all by default")
     rows = [row for name in parser.parse_args().names or BENCHES for row in BENCHES[name]()]

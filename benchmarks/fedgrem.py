@@ -98,7 +98,7 @@ class _Bare:
             w = (total / self.n)[..., 0]
             tilde = theta + (sums - total * theta) / self.n * (C_ETA / torch.maximum(w0, w))[..., None]
             weight = central_weights(self._at(tilde, scale), self.size, lam, self._at(centre, scale))
-            centre = (weight[..., None] * tilde).sum(0)
+            centre = (weight * tilde).sum(0)
             if self.family.has_scale:
                 scale = self._scale(theta, sums, total)
             at = self._at(tilde - centre, scale)

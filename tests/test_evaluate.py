@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import adjusted_rand_score
 
 from coterie.errors import DataError
 from coterie.evaluate import adjusted_rand, match_errors, match_labels, match_models
@@ -93,6 +94,14 @@ def test_a_split_cluster_counts_its_larger_part() -> None:
 def test_adjusted_rand_by_hand() -> None:
     # Pairs together: in both 2, in labels 3, in truth 6, of 15. Expected 3 * 6 / 15 = 1.2, most (3 + 6) / 2 = 4.5.
     assert adjusted_rand([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 1]) == pytest.approx((2 - 1.2) / (4.5 - 1.2))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7, 100])
+def test_adjusted_rand_is_that_of_scikit_learn(clients: int) -> None:
+    rng = np.random.default_rng(clients)
+    for groups in ((1, 1), (1, 3), (2, 2), (4, 3), (clients, clients)):
+        labels, truth = (rng.integers(0, k, clients) for k in groups)
+        assert adjusted_rand(labels, truth) == pytest.approx(adjusted_rand_score(truth, labels), abs=1e-12)
 
 
 def test_adjusted_rand_is_about_zero_by_chance() -> None:
