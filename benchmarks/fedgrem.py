@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedGrEM as in the paper, 1,000 rounds on pen digits (44 clients, R = 10, D = 16), against their bare arithmetic; the start apart."""
+"""FedGrEM as in the paper, 1,000 rounds on pen digits (44 clients, R = 10, D = 16), against bare arithmetic."""
 
 import math
 from dataclasses import replace

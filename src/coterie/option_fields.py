@@ -130,8 +130,9 @@ class Rounds(Sampling):
     ] = None
     tol: Annotated[AtLeast0, "stop early below this relative change"] = 0.0
     robust: Annotated[
-        Literal["clip", "trimmed", "median", "none"],
-        "how updates are averaged where some clients are bad: long ones limited, trimmed means, medians, plain means",
+        Literal["clip", "trimmed", "median", "near", "none"],
+        "how updates are averaged where some clients are bad: long ones limited, trimmed means, medians, means of updates "
+        "near to most others', plain means",
     ] = "clip"
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folds that a minority of clients cannot move far: coordinate-wise trimmed means, and medians.
+"""Folds that a minority of clients cannot move far: coordinate-wise trimmed means and medians, and means of who is near.
 
-Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning", ICML 2018. They need every client's own value,
-which leaves its worker: sums alone will not do (docs/privacy.md).
+Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning", ICML 2018; and, from the median on, reweighted
+means (Huber, "Robust Statistics", 1981): clients count in full, unless they are far from the middle beside others, or point
+the other way by more than chance explains. All need every client's own value, which leaves its worker: sums alone will not
+do (docs/privacy.md).
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +17,12 @@ from coterie.protocol import Ask, ByCluster, ClusterSums, Fold, Individual, RowP
 __all__ = ["MEDIAN", "Trimmed", "TrimmedByCluster", "plainly"]
 
 MEDIAN = 0.5 - 1e-9  # of the weight is trimmed at either end: the middle is left, or the mean of the two middle ones
+_NEAR, _FAR = (
+    5.0,
+    10.0,
+)  # usual distances from the middle: up to one a client counts in full, beyond the other not at all
+_OPPOSED = 2.0  # standard deviations of a random direction's cosine: who points the other way by so much does not count
+_STEPS = 5  # of reweighting
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,13 @@ class Trimmed(Individual):
         Field of the reply with the weights [S, C].
     share : float
         Below a half; `MEDIAN` makes it the weighted median.
+    near : bool
+        Whether that is only where one begins: the mean is over clients, each as far as it is near to the middle.
     """
 
     by: str = "weight"
     share: float = MEDIAN
+    near: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -48,7 +59,7 @@ class Trimmed(Individual):
 
     def finish(self, part: Tensors) -> Tensor:
         """Trim; with no weight at all, zero."""
-        return _trimmed(part["stack"], part["weight"], self.share)
+        return _middle(part["stack"], part["weight"], self.share, self.near)
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,7 @@ class TrimmedByCluster(Individual):
     by: str = "share"
     share: float = MEDIAN
     per_cluster: bool = False
+    near: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -80,7 +92,7 @@ class TrimmedByCluster(Individual):
         """Trim; the sum of a cluster is its trimmed mean times its weight."""
         value, weight = part["stack"], part["weight"]  # [C, ...], [C, K]
         sums = [
-            _trimmed(value[:, k] if self.per_cluster else value, weight[:, k], self.share)
+            _middle(value[:, k] if self.per_cluster else value, weight[:, k], self.share, self.near)
             * weight[:, k].sum().to(value.dtype)
             for k in range(weight.shape[1])
         ]
@@ -97,15 +109,35 @@ def _kept(value: "Tensor | RowProduct", weight: Tensor) -> Tensors:
     return {"stack": value.formed() if isinstance(value, RowProduct) else value, "weight": weight.to(torch.float64)}
 
 
-def _trimmed(value: Tensor, weight: Tensor, share: float) -> Tensor:
+def _middle(value: Tensor, weight: Tensor, share: float, near: bool) -> Tensor:
     """[C, ...], [C] -> [...]"""
     there = weight > 0
     value, weight = value[there], weight[there]
     if not len(value):
         return value.new_zeros(value.shape[1:])
-    ordered, order = value.flatten(1).sort(0)  # [C, P]
+    flat = value.flatten(1).to(torch.float64)
+    made = _trimmed(flat, weight, share)
+    return (_mean_of_near(flat, weight, made) if near else made).to(value.dtype).view(value.shape[1:])
+
+
+def _trimmed(value: Tensor, weight: Tensor, share: float) -> Tensor:
+    """[C, P], [C] -> [P]"""
+    ordered, order = value.sort(0)
     w = (weight / weight.sum())[order]
     above = w.cumsum(0)
     inside = (above.clamp(max=1 - share) - (above - w).clamp(min=share)).clamp(min=0)
-    made = (inside * ordered.to(torch.float64)).sum(0) / inside.sum(0)
-    return made.to(value.dtype).view(value.shape[1:])
+    return (inside * ordered).sum(0) / inside.sum(0)
+
+
+def _mean_of_near(value: Tensor, weight: Tensor, middle: Tensor) -> Tensor:
+    """Reweight clients by distance and direction, from the middle.  [C, P], [C], [P] -> [P]"""
+    for _ in range(_STEPS):
+        distance = torch.linalg.vector_norm(value - middle, dim=1)
+        usual = _trimmed(distance[:, None], weight, MEDIAN)
+        within = (_FAR - distance / usual.clamp(min=1e-300)) / (_FAR - _NEAR)
+        along = torch.nn.functional.cosine_similarity(value, middle[None], dim=1) * value.shape[1] ** 0.5
+        counts = weight * within.clamp(0, 1) * (along + _OPPOSED).clamp(0, 1)
+        if not float(counts.sum()) > 0:
+            break
+        middle = (counts[:, None] * value).sum(0) / counts.sum()
+    return middle

@@ -2,6 +2,7 @@
 """Answers that do not count: left out client by client, named with the reason, and the same on both engines."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,19 @@ from coterie.algorithms.fedavg import fedavg
 from coterie.algorithms.ifca import ifca
 from coterie.engines.engine_for import engine_for
 from coterie.engines.in_process import InProcess
-from coterie.engines.screening import Bounds, ClientWarning, bounds_after, left_out_text, lengths_of, longest, look
+from coterie.engines.screening import (
+    Bounds,
+    ClientWarning,
+    bounds_after,
+    counts_of,
+    left_out_text,
+    lengths_of,
+    longest,
+    look,
+)
 from coterie.local import Training
 from coterie.models import linear_regression
-from coterie.protocol import Ask, Block, Fold, Limit, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Fold, Limit, Mean, RowProduct, Stack, Sum, Tensors, WeightedMean
 from coterie.studies.bad_replies import answering_wrongly
 from helpers import assert_same_state, federation, ragged
 
@@ -130,14 +140,15 @@ def test_runs_in_lockstep_leave_out_different_clients() -> None:
         return Ask(times, {"factor": torch.tensor([1.0, bad, 1.0], dtype=torch.float64)}, {"value": Sum()})
 
     with pytest.warns(ClientWarning, match="'b' left out"):
-        made.run([lambda state, s=s: one_ask(question([1.0, math.nan][s]), seen[s]) for s in (0, 1)])  # type: ignore[misc]
+        made.run([lambda state, s=s: one_ask(question([1.0, 0.0][s]), seen[s]) for s in (0, 1)])  # type: ignore[misc]
     assert float(seen[0][0]["value"]) == 6.0
     assert float(seen[1][0]["value"]) == 4.0
 
 
 def times(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """The first number of every client, times its factor in the run."""
-    return {"value": (data.x[:, 0, 0] * shared["factor"][:, data.ids])[..., None]}, {}
+    """The first number of every client, times its factor in the run; without one, no number."""
+    factor = shared["factor"][:, data.ids]
+    return {"value": (data.x[:, 0, 0] * torch.where(factor > 0, factor, math.nan))[..., None]}, {}
 
 
 def test_outside_rounds_who_is_left_out_counts_as_a_client_without_rows() -> None:
@@ -156,23 +167,57 @@ def test_outside_rounds_who_is_left_out_counts_as_a_client_without_rows() -> Non
 def test_values_that_cannot_be_negative(kind: Any, values: Any) -> None:
     value = torch.tensor(values, dtype=torch.float64)[None]
     question = Ask(told, {}, {"value": Sum()}, limits={"value": Limit(kind=kind)})
-    assert look(question, [Bounds()], {"value": value}, torch.tensor([2, 2])).keep.tolist() == [[True, False]]
+    block = Block(torch.arange(2), torch.arange(2), torch.ones(2, 2, 1), None, torch.tensor([2, 2]), None)
+    assert look(question, [Bounds()], {"value": value}, block).keep.tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_that_are_not_formed_are_never_longer_than_is_said(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, g = torch.randn(4, 5, 3, generator=draw, dtype=dtype), torch.randn(2, 4, 5, 2, generator=draw, dtype=dtype)
+    g[1, 2], g[0, 3] = 1e30 * g[1, 2], 0.0
+    value, block = RowProduct(x, g), Block(torch.arange(4), torch.arange(4), x, None, torch.full((4,), 5), None)
+    question = Ask(told, {}, {"value": Sum()}, limits={"value": Limit()})
+    said = look(question, [Bounds()] * 2, {"value": value}, block).lengths["value"]
+    true = value.formed().double().flatten(2).norm(dim=2)
+    assert bool((said >= true * (1 - 1e-6)).all())
+    assert bool((said <= 5**0.5 * 3**0.5 * true.clamp(min=1e-12) * 10).all())
+    assert said[1, 2] == pytest.approx(float(x[2].double().norm() * g[1, 2].double().norm()), rel=1e-5)
+
+
+def test_nobody_is_left_out_where_what_was_sent_is_not_finite() -> None:
+    made, seen = engine([1.0, 2.0, math.nan]), list[Any]()
+    question = replace(ask(Sum()), shared={"theta": torch.tensor([math.inf])})
+    made.run([lambda state: one_ask(question, seen)])
+    assert not len(seen[0].missing)
+
+
+def lengths_in(length: Tensor) -> Tensor:
+    """Counts of clients by length, as they travel.  [C] -> [L, 2]"""
+    return lengths_of(counts_of(length[None])[0])
+
+
+def test_lengths_are_counted_run_by_run() -> None:
+    lengths = torch.tensor([[0.0, 1.0, 1.3], [1e-300, 8.0, 1e300]], dtype=torch.float64)
+    one, other = (lengths_of(counts).tolist() for counts in counts_of(lengths))
+    assert one == [[0, 2]]  # 1.3 is below the root of 2
+    assert other == [[-512, 1], [6, 1], [511, 1]]
 
 
 def test_lengths_add_up_over_nodes() -> None:
     lengths = torch.tensor([0.0, 1.0, 1.2, 1.5, 2.5, 700.0, 1.1], dtype=torch.float64)
-    parts = torch.cat([lengths_of(lengths[:3]), lengths_of(lengths[3:])])
+    parts = torch.cat([lengths_in(lengths[:3]), lengths_in(lengths[3:])])
     question = ask(Sum(), LIMIT)
-    together, apart = (bounds_after(question, {"value": c}, [], 7) for c in (lengths_of(lengths), parts))
+    together, apart = (bounds_after(question, {"value": c}, [], 7) for c in (lengths_in(lengths), parts))
     assert together == apart == Bounds({"value": 4 * 2.0}, {"value": 40 * 2.0})  # 65 % are up to 1.5, rounded up to 2
     assert longest(parts) == pytest.approx(512 / 2)
 
 
 def test_of_two_groups_of_equal_size_none_is_left_out() -> None:
     lengths = torch.tensor([1.0] * 5 + [1e6] * 5, dtype=torch.float64)
-    assert bounds_after(ask(Sum(), LIMIT), {"value": lengths_of(lengths)}, [], 10) is None
+    assert bounds_after(ask(Sum(), LIMIT), {"value": lengths_in(lengths)}, [], 10) is None
     few = torch.tensor([1.0] * 7 + [1e6] * 3, dtype=torch.float64)
-    assert bounds_after(ask(Sum(), LIMIT), {"value": lengths_of(few)}, [], 10) is not None
+    assert bounds_after(ask(Sum(), LIMIT), {"value": lengths_in(few)}, [], 10) is not None
 
 
 def test_clients_are_named_with_the_reason() -> None:

@@ -58,7 +58,7 @@ def ditto(
         Whether clients count alike in the mean (paper) or by their rows.
     tol : float
         Stop when w changes by no more than this, relative to its length; 0 never stops early.
-    robust : {"none", "clip", "trimmed", "median"}
+    robust : {"none", "clip", "trimmed", "median", "near"}
         How updates are averaged where some clients are bad: see `robust.py`.
     """
     if state is None:

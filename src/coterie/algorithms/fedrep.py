@@ -67,7 +67,7 @@ def fedrep(
         [P] where representation and heads begin; drawn with the seed when not given.
     tol : float
         Stop when the representation changes by no more than this, relative to its length; 0 never stops early.
-    robust : {"none", "clip", "trimmed", "median"}
+    robust : {"none", "clip", "trimmed", "median", "near"}
         How updates are averaged where some clients are bad: see `robust.py`.
     """
     return (

@@ -115,7 +115,7 @@ def ifca(
         number, or 0: all rows in every round, as in the paper's experiments. Starts take all rows.
     tol : float
         Stop when no client moves and no model changes by more than this, relative to its length; 0 never stops early.
-    robust : {"none", "clip", "trimmed", "median"}
+    robust : {"none", "clip", "trimmed", "median", "near"}
         How updates are averaged where some clients are bad: see `robust.py`.
     """
     if state is None:

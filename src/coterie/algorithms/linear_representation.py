@@ -88,7 +88,7 @@ def linear_representation(
         m, rows of a round; all rows by default.
     weighting : {"clients", "rows"}
         Whether clients count alike (the paper), or by their rows.
-    robust : {"none", "clip", "trimmed", "median"}
+    robust : {"none", "clip", "trimmed", "median", "near"}
         How updates are averaged where some clients are bad: see `robust.py`.
     """
     if state is None:

@@ -66,7 +66,7 @@ def maml(
         Whether clients count alike in the mean (paper) or by their rows.
     tol : float
         Stop when the model changes by no more than this, relative to its length; 0 never stops early.
-    robust : {"none", "clip", "trimmed", "median"}
+    robust : {"none", "clip", "trimmed", "median", "near"}
         How updates are averaged where some clients are bad: see `robust.py`.
     """
     if training.momentum or training.proximal or training.exact:

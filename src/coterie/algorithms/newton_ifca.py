@@ -20,7 +20,7 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Problem, curves, noise_level
 from coterie.algorithms.random_effects import OWN, fresh_model
-from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
+from coterie.algorithms.robust import COUNT, GAINS, LOSSES, ONCE, SQUARES
 from coterie.local import worst_if_nan
 from coterie.protocol import (
     Algorithm,
@@ -219,16 +219,20 @@ def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algor
     n_clusters = found.theta.shape[2]
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
     kept: dict[str, Any] = {"fresh": {**problem.fresh, **fresh_model(problem)}, "scratch": problem.scratch * n_clusters}
-    got = yield Ask(loss_gap, shared, {"gap": Stack()}, **kept)
+    got = yield Ask(loss_gap, shared, {"gap": Stack()}, limits={"gap": GAINS}, **kept)
     if got is None or got.n == 0:
         return None
     picks = _drawn(got["gap"], _DRAWN * starts, keys.generator(seed, n_clusters, "growth"))  # [F, L] places in got.ids
     named, place = np.unique(picks.numpy(), return_inverse=True)
     own = yield Ask(own_model, {}, {"theta": Stack()}, to=got.ids[torch.from_numpy(named)], **kept)
-    if own is None or own.n < len(named):
+    if own is None or not own.n:
         return None
-    fits = torch.arange(len(picks))[:, None]
-    models = own["theta"][torch.from_numpy(place).view(picks.shape), fits]  # [F, L, P]
+    fits, places = torch.arange(len(picks))[:, None], torch.from_numpy(place).view(picks.shape)
+    every = own["theta"].new_zeros(
+        len(named), *own["theta"].shape[1:]
+    )  # who does not answer is tried as a model of zeros
+    every[torch.isin(got.ids[torch.from_numpy(named)], own.ids)] = own["theta"]
+    models = every[places, fits]  # [F, L, P]
     if problem.is_regression:  # a step costs little: all make one, which tells as well who helps most
         return models
     told = yield Ask(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.engines.screening import Bounds, bounds_after, lengths_of, look
+from coterie.engines.screening import Bounds, bounds_after, counts_of, lengths_of, look, was_sent_finite
 from coterie.errors import RunError
 from coterie.protocol import Ask, Block, ByCluster, Individual, RowProduct, Tensors, run_of
 from coterie.threads import for_work
@@ -103,8 +103,9 @@ class Worker:
             self.rows.admit(ask.step)
         self._own = set()
         known, counted = bounds or {}, self.least_clients > 1
+        known = {at: known.get(at, Bounds(everyone=not was_sent_finite(ask))) for at, ask in asks.items()}
         groups = [
-            _Lockstep(slots, [asks[at] for at in slots], [known.get(at, Bounds()) for at in slots], counted=counted)
+            _Lockstep(slots, [asks[at] for at in slots], [known[at] for at in slots], counted=counted)
             for slots in _alike(asks)
         ]
         if len(ids):
@@ -198,7 +199,7 @@ class _Lockstep:
         self.item_size = max((v.element_size() for v in tensors), default=8)
         self._strands = [_Strand(slice(0, len(asks)), counted)]
         self._left_out: list[dict[int, str]] = [{} for _ in asks]
-        self._lengths: list[dict[str, list[Tensor]]] = [{} for _ in asks]
+        self._lengths: Tensors = {}  # field -> [S, B]
 
     def refuse_fewer(self, least: int) -> None:
         """Refuse to answer with a sum over fewer clients, but for sums over nobody."""
@@ -213,12 +214,12 @@ class _Lockstep:
 
     def take(self, block: Block, reply: dict[str, Any]) -> None:
         """Fold a block's replies, of all runs at once, into what came before; who is left out differs between runs."""
-        seen = look(self.ask, self.bounds, reply, block.n)
+        seen = look(self.ask, self.bounds, reply, block)
         for s, c, why in seen.why:
             self._left_out[s][int(block.ids[c])] = why
         for name, length in seen.lengths.items():
-            for s, mine in enumerate(self._lengths):
-                mine.setdefault(name, []).append(lengths_of(length[s]))
+            counts = counts_of(length)
+            self._lengths[name] = self._lengths[name] + counts if name in self._lengths else counts
         if seen.why and len(self._strands) < len(self.runs):
             self._strands = [self._strands[0].run(s) for s in range(len(self.runs))]
         for strand in self._strands:
@@ -233,7 +234,7 @@ class _Lockstep:
             for s in range(len(self.runs))[strand.runs]:
                 at = slice(s - strand.runs.start, s - strand.runs.start + 1)
                 own = {name: {k: v[at] for k, v in part.items()} for name, part in parts.items()}
-                lengths = {name: torch.cat(counts) for name, counts in self._lengths[s].items()}
+                lengths = {name: lengths_of(counts[s]) for name, counts in self._lengths.items()}
                 found[self.runs[s]] = Answer(own, ids, strand.up, None, self._left_out[s], lengths)
         return found
 

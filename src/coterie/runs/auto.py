@@ -12,7 +12,7 @@ from coterie.errors import CoterieError, RunError
 from coterie.methods.session import Watch
 from coterie.report.comparison import read_comparison
 from coterie.runs.comparison import about, keeping_answers, write_comparison
-from coterie.runs.folder import begin_run, read_options, settle_run
+from coterie.runs.folder import begin_run, begun_by, read_options, settle_run
 from coterie.runs.holding import holding, remove_run
 from coterie.selection.result import FitAdvice
 from coterie.selection.run import compare
@@ -42,7 +42,7 @@ def settled_run(
         new = begin_run(folder, chosen, command, clients)
         begun()
         try:
-            decided = _settled(clients, chosen, folder, command, watch)
+            decided = _settled(clients, chosen, folder, watch)
         except CoterieError as error:
             if new and not isinstance(error, RunError):  # nodes that were lost may come back, and the run be continued
                 remove_run(folder)  # nothing half-written
@@ -58,13 +58,13 @@ def _is_settled(folder: Path, chosen: FitOptions) -> bool:
     return read_options(folder) == advised(read_comparison(folder / _FOLDER)).into(chosen)
 
 
-def _settled(clients: Clients, chosen: FitOptions, folder: Path, command: str, watch: Watch | None) -> FitOptions:
+def _settled(clients: Clients, chosen: FitOptions, folder: Path, watch: Watch | None) -> FitOptions:
     """Compare, unless that was done before the run was interrupted, and give the options of what was chosen."""
     inside = folder / _FOLDER
     if not inside.exists():
         with keeping_answers(folder / "checkpoints" / "answers", clients, chosen):
             found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
-            document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=None)
+            document = about(found, data=chosen.data.model_dump(mode="json"), command=begun_by(folder), fit=None)
             write_comparison(inside, found, document)
     return advised(read_comparison(inside)).into(chosen)
 

@@ -38,6 +38,7 @@ from coterie.runs.holding import tidy
 
 __all__ = [
     "begin_run",
+    "begun_by",
     "checkpoints_of",
     "finish_run",
     "is_finished",
@@ -87,6 +88,11 @@ def checkpoints_of(folder: Path) -> dict[str, str]:
     """What a run's checkpoints say that they are of; nothing for a run of an earlier version."""
     document = _read_json(folder)
     return {"run": str(document["id"]), "data": str(document["fingerprint"])} if "id" in document else {}
+
+
+def begun_by(folder: Path) -> str:
+    """The command that began the run, whichever goes on with it."""
+    return str(_read_json(folder)["command"])
 
 
 def settle_run(folder: Path, options: FitOptions) -> None:

@@ -42,7 +42,7 @@ def compare_real(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
     "bad-clients",
     {
         "methods": some_of(BAD_CLIENTS),
-        "robust": some_of(("clip", "trimmed", "median"), before="Ways of averaging, comma-separated, of "),
+        "robust": some_of(("clip", "trimmed", "median", "near"), before="Ways of averaging, comma-separated, of "),
         "bad": Given("Share of the clients that answer wrongly.", float),
         "jobs": JOBS,
     },
