@@ -75,6 +75,14 @@ def test_resumed_run_is_the_same(run: Path, data: Path, tmp_path: Path, monkeypa
     assert "why" in json.loads((tmp_path / "a" / "run.json").read_text())["results"]
 
 
+def test_a_comparison_that_is_resumed_names_the_command_that_began_it(data: Path, tmp_path: Path) -> None:
+    asked = options({"method": "auto", "data": {"path": str(data), "client": "site", "target": "y"}})
+    clients = DATA.clients(test_size=0.2)
+    begin_run(tmp_path / "a", asked, "coterie fit", clients)
+    auto.settled_run(tmp_path / "a", asked, clients, "coterie resume a")
+    assert json.loads((tmp_path / "a" / "comparison" / "compare.json").read_text())["command"] == "coterie fit"
+
+
 def test_comparison_that_was_finished_is_not_repeated(
     run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
