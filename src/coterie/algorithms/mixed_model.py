@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linear mixed model by maximum likelihood or restricted maximum likelihood, exactly, from sums over clients.
+
+Client i has y = X beta + Z b_i + e with e ~ N(0, s^2 I) and b_i ~ N(0, s^2 Psi); Z are some of the columns of X. The server
+sends factors of Psi; clients answer with their parts of X^T V^-1 X, X^T V^-1 y, y^T V^-1 y and log |V|, and of the
+derivatives, of which the sums are taken. So the deviance is that of all rows together, as lme4 has it (Bates et al., 2015),
+and is minimised by Newton's method: `profiled.py`. A message tries several factors.
+
+Columns of W are the features, the intercept and the target; `basis` [R, D + 1] makes Z of features and intercept.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.profiled import (
+    Profile,
+    Sums,
+    derivatives,
+    descent,
+    entries,
+    factor,
+    independent,
+    of_factor,
+    profile,
+)
+from coterie.algorithms.random_effects import as_dense
+from coterie.models import Dense
+from coterie.protocol import Ask, Block, Lockstep, Replies, Save, Sum, Tensors, answers, from_sums
+
+__all__ = [
+    "State", "adapt_mixed", "adapt_mixed_ask", "client_spread", "fresh_effects", "kept_effects", "mixed_model",
+    "mixed_sums", "plain_sums_ask",
+]  # fmt: skip
+
+_STARTS = (0.1, 0.4, 1.5)  # standard deviations of random effects over that of the noise
+_LENGTHS = (1.0, 0.3, 3.0)  # of Newton's step that are tried at once, far from the minimum
+_NEAR = 1e-2  # what a step promises: below, Newton's own length is enough
+_LAST = 1e-9  # below, the step is the last
+_ROUNDING = 1e-6  # below, a step that does not gain shows that rounding is reached
+_SHRINK = 0.02  # of the lengths, after a message in which none gained
+_TIRED = 3  # such messages, and no more
+_RANK = 1e-9  # of the largest eigenvalue: below, a client's rows do not tell all of its effects
+_SUMS = ("total", "logdet", "inner", "outer", "information", "curvature")
+_SPREAD = ("count", "weight", "squared", "first", "second")
+
+
+@dataclass(frozen=True)
+class State:
+    """The best factor so far, with its sums."""
+
+    theta: Tensor  # [K] free entries of the factor of Psi
+    total: Tensor  # [D + 2, D + 2]
+    logdet: Tensor  # []
+    inner: Tensor  # [R, R]
+    outer: Tensor  # [K, D + 2, D + 2]
+    information: Tensor  # [K, K]
+    curvature: Tensor  # [K, K]
+    plain: Tensor  # [D + 2, D + 2] W^T W
+    spread: Tensor  # [5, R] sums about clients' own estimates: see `client_spread`
+    n: float = 0.0  # rows
+    clients: float = 0.0  # with rows
+    expected: bool = True  # whether `curvature` is not known yet
+    failed: int = 0  # messages in a row without a better factor
+    stage: int = 0  # 0 to begin, 1 on the way, 2 at the minimum, 3 when all is known
+    round: int = 0
+
+    @property
+    def sums(self) -> Sums:
+        """At the best factor."""
+        return Sums(*(getattr(self, name) for name in _SUMS))
+
+    def kept(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        """Columns that have fixed effects."""
+        return independent(self.plain, order)
+
+
+def mixed_model(
+    state: State | None, *, basis: Tensor, units: Tensor, order: tuple[int, ...], reml: bool = True,
+    diagonal: bool = False, rounds: int = 60,
+) -> Lockstep:  # fmt: skip
+    """Find the covariance of random effects with the smallest deviance.
+
+    Parameters
+    ----------
+    state : State or None
+        Where to go on from.
+    basis : Tensor
+        [R, D + 1] what makes the columns of random effects of features and intercept.
+    units : Tensor
+        [R, R] what makes random effects those of the columns' own units.
+    order : tuple of int
+        Features, those first that are kept where others are combinations of them.
+    reml : bool
+        Whether the likelihood is restricted.
+    diagonal : bool
+        Whether random effects are independent.
+    rounds : int
+        Messages, at most.
+    """
+    size, wide = basis.shape[0], basis.shape[1] + 1
+    if state is None:
+        state = _begun(size, wide, diagonal)
+        yield Save(state)
+    while state.round < rounds and state.stage < 3:
+        now, thetas = _profiled(state, order, reml), _candidates(state, order, reml, diagonal)
+        if state.stage == 2:
+            assert now is not None
+            noise = torch.tensor(now.squares / now.freedom, dtype=torch.float64)
+            shared = {"basis": basis, "units": units, "beta": now.beta, "noise": noise}
+            got = yield (Ask(client_spread, shared, {name: Sum() for name in _SPREAD}),)
+            if got[0].n:
+                state = replace(state, spread=torch.stack([got[0][name] for name in _SPREAD]), stage=3)
+        else:
+            weight = torch.zeros(wide, wide, dtype=torch.float64) if now is None else now.weight(reml)
+            got = yield tuple(_sums_ask(theta, basis, weight, diagonal) for theta in thetas)
+            if got[0].n:
+                state = _chosen(state, thetas, got, order, reml, diagonal)
+        state = replace(state, round=state.round + 1)
+        best = _profiled(state, order, reml)
+        yield Save(state, {"loss": best.deviance / state.n} if best is not None and got[0].n else {})
+    return state
+
+
+def plain_sums_ask(n_features: int) -> Ask:
+    """Ask for the sums without random effects: products of features, intercept and target, as `total`."""
+    nothing = torch.zeros(1, dtype=torch.float64)
+    basis, weight = torch.zeros(1, n_features + 1), torch.zeros(n_features + 2, n_features + 2)
+    return _sums_ask(nothing, basis.double(), weight.double(), True)
+
+
+def _begun(size: int, wide: int, diagonal: bool) -> State:
+    def nothing(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    k = len(entries(size, diagonal)[0])
+    return State(
+        nothing(k), nothing(wide, wide), nothing(), nothing(size, size), nothing(k, wide, wide), nothing(k, k),
+        nothing(k, k), nothing(wide, wide), nothing(len(_SPREAD), size),
+    )  # fmt: skip
+
+
+def _sums_ask(theta: Tensor, basis: Tensor, weight: Tensor, diagonal: bool) -> Ask:
+    lower = factor(theta, len(basis), diagonal)
+    shared = {"basis": basis, "covariance": lower @ lower.T, "weight": weight, "diagonal": diagonal}
+    fold = {name: Sum() for name in (*_SUMS, "n", "there")}
+    return Ask(mixed_sums, shared, fold, scratch=(len(theta) + 1) * len(weight))
+
+
+def _profiled(state: State, order: tuple[int, ...], reml: bool) -> Profile | None:
+    if not state.stage:
+        return None
+    return profile(state.total, float(state.logdet), state.n, state.kept(order), reml)
+
+
+# -- the server's steps -----------------------------------------------------------------------------------------------
+def _candidates(state: State, order: tuple[int, ...], reml: bool, diagonal: bool) -> list[Tensor]:
+    """Factors to try: none at all and some sizes to begin with, then along Newton's step."""
+    size = len(state.inner)
+    if not state.stage:
+        return [of_factor(s * torch.eye(size, dtype=torch.float64), diagonal) for s in (0.0, *_STARTS)]
+    if state.stage > 1:
+        return []
+    step, gain = _step(state, order, reml, diagonal)
+    lengths = _LENGTHS if gain > _NEAR or state.failed else (1.0,)
+    return [state.theta + _SHRINK**state.failed * length * step for length in lengths]
+
+
+def _step(state: State, order: tuple[int, ...], reml: bool, diagonal: bool) -> tuple[Tensor, float]:
+    now = _profiled(state, order, reml)
+    assert now is not None
+    slopes = derivatives(state.theta, state.sums, now, reml, diagonal, state.expected)
+    return descent(state.theta, *slopes)
+
+
+def _chosen(
+    state: State, thetas: list[Tensor], got: tuple[Replies, ...], order: tuple[int, ...], reml: bool, diagonal: bool
+) -> State:
+    """Go to the best of the factors that were tried, or stay if none is better; say whether this is the minimum."""
+    n, there = float(got[0]["n"]), float(got[0]["there"])
+    first = not state.stage
+    if first:
+        state = replace(state, plain=got[0]["total"])
+    kept = state.kept(order)
+    deviances = [profile(one["total"], float(one["logdet"]), n, kept, reml).deviance for one in got]
+    best = min(range(first, len(got)), key=deviances.__getitem__)
+    found = replace(
+        state, theta=thetas[best], **{name: got[best][name] for name in _SUMS}, n=n, clients=there, failed=0, stage=1,
+        expected=first,
+    )  # fmt: skip
+    if first:
+        return found
+    before = profile(state.total, float(state.logdet), state.n, kept, reml).deviance
+    gain = _step(state, order, reml, diagonal)[1]
+    if deviances[best] < before or (state.n, state.clients) != (n, there):  # of other clients all that is known is new
+        return _at_minimum(found, diagonal) if gain < _LAST else found
+    if gain < _ROUNDING or state.failed >= _TIRED:
+        return _at_minimum(state, diagonal)
+    return replace(state, failed=state.failed + 1)
+
+
+def _at_minimum(state: State, diagonal: bool) -> State:
+    lower = factor(state.theta, len(state.inner), diagonal)
+    return replace(state, theta=of_factor(lower, diagonal), stage=2)
+
+
+# -- clients' own effects -----------------------------------------------------------------------------------------------
+def adapt_mixed_ask(model: Dense, basis: Tensor, units: Tensor, beta: Tensor, covariance: Tensor, noise: Tensor) -> Ask:
+    """Ask clients to predict their random effects, and to keep them with the model that follows.
+
+    Parameters
+    ----------
+    model : Dense
+        Whose parameters are kept, as `theta`; `effects` and `deviation` [R] are kept beside, in the columns' own units.
+    basis, units : Tensor
+        [R, D + 1], [R, R] as in `mixed_model`.
+    beta : Tensor
+        [D + 1] fixed effects.
+    covariance : Tensor
+        [R, R] of random effects over that of the noise.
+    noise : Tensor
+        [] variance.
+    """
+    shared = {
+        "model": model, "basis": basis, "units": units, "beta": beta, "covariance": covariance, "noise": noise,
+    }  # fmt: skip
+    return Ask(adapt_mixed, shared, {}, fresh=fresh_effects(model, beta, len(basis)), scratch=len(beta))
+
+
+def fresh_effects(model: Dense, beta: Tensor, size: int) -> Tensors:
+    """What a client keeps that has shown nothing."""
+    nothing = torch.zeros(size, dtype=torch.float64)
+    return {"theta": as_dense(model, beta), "effects": nothing, "deviation": nothing.clone()}
+
+
+# -- on the client ----------------------------------------------------------------------------------------------------
+def _products(data: Block) -> Tensor:
+    """W^T W: sums of products of features, intercept and target.  [C, Q, Q]"""
+
+    def made() -> Tensor:
+        w = torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None].to(data.x.dtype)], -1)
+        w = (w * data.real[..., None]).to(torch.float64)
+        return torch.bmm(w.transpose(1, 2), w)
+
+    return data.once("products of features, intercept and target", made)
+
+
+def _projected(shared: dict[str, Any], products: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What random effects make of the products.  -> I + Z^T Z Psi, Z^T W, Z^T Z  [S, C, R, R], [S, C, R, Q], [S, C, R, R]"""
+    basis = shared["basis"]  # [S, R, D + 1]
+    zw = torch.einsum("srd,cdq->scrq", basis, products[:, :-1])
+    zz = torch.einsum("scrd,sqd->scrq", zw[..., :-1], basis)
+    unit = torch.eye(basis.shape[1], dtype=torch.float64)
+    return unit + zz @ shared["covariance"][:, None], zw, zz
+
+
+@answers(
+    total=Sum(), logdet=Sum(), inner=Sum(), outer=Sum(), information=Sum(), curvature=Sum(), n=Sum(), there=Sum()
+)  # fmt: skip
+@from_sums
+def mixed_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """A client's part of the deviance and its derivatives, at one factor: see `Sums`."""
+    products = _products(data)
+    inside, zw, zz = _projected(shared, products)
+    b, c = torch.linalg.solve(inside, zw), torch.linalg.solve(inside, zz)  # Z^T V^-1 W, Z^T V^-1 Z
+    total = products - zw.transpose(-2, -1) @ shared["covariance"][:, None] @ b
+    rows, columns = entries(zz.shape[-1], shared["diagonal"])
+    half = b[..., rows, :, None] * b[..., columns, None, :]  # [S, C, K, Q, Q]
+    outer = torch.where((rows == columns)[:, None, None], half, half + half.transpose(-2, -1))
+    seen = b @ shared["weight"][:, None] @ b.transpose(-2, -1)  # [S, C, R, R]
+    n = data.n.to(torch.float64).expand(len(b), -1)
+    reply = {
+        "total": total, "logdet": torch.linalg.slogdet(inside).logabsdet, "inner": c, "outer": outer,
+        "information": _pairs(c, c, rows, columns), "curvature": _pairs(c, seen, rows, columns), "n": n,
+        "there": (n > 0).to(torch.float64),
+    }  # fmt: skip
+    return reply, {}
+
+
+def _pairs(c: Tensor, d: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Trace of E_k C E_l D for all k and l, where E_k has ones at an entry of Psi and its mirror image.  -> [S, C, K, K]"""
+    found = torch.zeros(*c.shape[:2], len(rows), len(rows), dtype=c.dtype)
+    one = torch.where(rows == columns, 0.5, 1.0).to(c.dtype)  # an entry that is its own mirror image counts once
+    for (a, b), (e, f) in itertools.product(((rows, columns), (columns, rows)), repeat=2):
+        found += c[..., b[:, None], e] * d[..., f[:, None], a].transpose(-2, -1)  # e_a e_b^T C e_e e_f^T D
+    return found * one[:, None] * one
+
+
+@answers(count=Sum(), weight=Sum(), squared=Sum(), first=Sum(), second=Sum())
+@from_sums
+def client_spread(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """How a client's own estimate of each effect, from its rows alone, differs from the common one, by its precision w.
+
+    Own estimates are least squares on the columns that have random effects, with the other coefficients as they are for
+    all. Sums: 1, w, w^2, w d, w d^2 for the difference d; 0 where the rows do not tell all effects.
+    """
+    basis, units = shared["basis"], shared["units"]
+    zero = torch.zeros(len(basis), basis.shape[1], basis.shape[1], dtype=torch.float64)
+    _, zw, zz = _projected({**shared, "covariance": zero}, _products(data))
+    left = zw[..., -1] - torch.einsum("scrd,sd->scr", zw[..., :-1], shared["beta"])
+    values = torch.linalg.eigvalsh(zz)
+    clear = values[..., 0] > _RANK * values[..., -1].clamp(min=torch.finfo(torch.float64).tiny)  # [S, C]
+    unit = torch.eye(zz.shape[-1], dtype=torch.float64)
+    inverse = torch.linalg.inv(torch.where(clear[..., None, None], zz, unit))
+    d = torch.einsum("srq,scqp,scp->scr", units, inverse, left)
+    variance = torch.einsum("srq,scqp,srp->scr", units, inverse, units) * shared["noise"][:, None, None]
+    w = clear[..., None] / variance
+    count = clear[..., None].to(torch.float64).expand_as(w)
+    return {"count": count, "weight": w, "squared": w * w, "first": w * d, "second": w * d * d}, {}
+
+
+@answers()
+@from_sums
+def adapt_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Predict a client's random effects (BLUP), with conditional standard deviations, and keep them and its model."""
+    covariance, units, beta = shared["covariance"][:, None], shared["units"], shared["beta"]
+    inside, zw, zz = _projected(shared, _products(data))
+    left = zw[..., -1] - torch.einsum("scrd,sd->scr", zw[..., :-1], beta)  # Z^T (y - X beta)
+    b = (covariance @ torch.linalg.solve(inside, left[..., None]))[..., 0]
+    known = covariance - covariance @ torch.linalg.solve(inside, zz) @ covariance
+    return {}, kept_effects(shared, b, known * shared["noise"][:, None, None, None])
+
+
+def kept_effects(shared: dict[str, Any], b: Tensor, variance: Tensor) -> Tensors:
+    """What a client keeps of its random effects.  [S, C, R], [S, C, R, R]"""
+    units = shared["units"]
+    own = shared["beta"][:, None] + torch.einsum("scr,srd->scd", b, shared["basis"])
+    deviation = torch.einsum("srq,scqp,srp->scr", units, variance, units).clamp(min=0).sqrt()
+    effects = torch.einsum("srq,scq->scr", units, b)
+    return {"theta": as_dense(shared["model"], own), "effects": effects, "deviation": deviation}
