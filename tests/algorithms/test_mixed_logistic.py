@@ -11,7 +11,6 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from coterie.algorithms.mixed_logistic import LaplaceState, laplace_sums, mixed_logistic
-from coterie.algorithms.profiled import factor
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.protocol import Ask, Sum
@@ -46,10 +45,10 @@ def by_client(beta: np.ndarray, lower: np.ndarray, columns: list[int], data: Any
     return float(total)
 
 
-def sums(rows: Ragged, beta: Tensor, lower: Tensor, columns: list[int], diagonal: bool = False) -> Any:
+def sums(rows: Ragged, beta: Tensor, root: Tensor, columns: list[int]) -> Any:
     basis = torch.eye(3, dtype=torch.float64)[columns]
-    shared = {"beta": beta, "factor": lower, "basis": basis, "diagonal": diagonal}
-    fields = ("deviance", "slope", "information", "n", "there")
+    shared = {"beta": beta, "root": root, "basis": basis}
+    fields = ("deviance", "slope", "in_root", "information", "n", "there")
     return InProcess(rows).ask(Ask(laplace_sums, shared, {name: Sum() for name in fields}))
 
 
@@ -57,15 +56,17 @@ def sums(rows: Ragged, beta: Tensor, lower: Tensor, columns: list[int], diagonal
 def test_deviance_and_gradient_are_those_of_every_client_alone(columns: list[int]) -> None:
     rows, data = planted(0, clients=6, rows=7)
     beta = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64)
-    theta = torch.tensor([0.9, 0.3, 0.5][: len(columns) * (len(columns) + 1) // 2], dtype=torch.float64)
+    size = len(columns)
+    root = torch.tensor([[0.9, 0.2], [0.3, 0.5]], dtype=torch.float64)[:size, :size]
 
     def f(point: Tensor) -> float:
-        return by_client(point[:3].numpy(), factor(point[3:], len(columns), False).numpy(), columns, data)
+        return by_client(point[:3].numpy(), point[3:].view(size, size).numpy(), columns, data)
 
-    got, at = sums(rows, beta, factor(theta, len(columns), False), columns), torch.cat([beta, theta])
+    got, at = sums(rows, beta, root, columns), torch.cat([beta, root.flatten()])
     assert float(got["deviance"]) == pytest.approx(f(at), abs=1e-7)
     unit = 1e-3 * torch.eye(len(at), dtype=torch.float64)
-    assert got["slope"].tolist() == pytest.approx([(f(at + e) - f(at - e)) / 2e-3 for e in unit], abs=1e-4)
+    slopes = [*got["slope"].tolist(), *got["in_root"].flatten().tolist()]
+    assert slopes == pytest.approx([(f(at + e) - f(at - e)) / 2e-3 for e in unit], abs=1e-4)
 
 
 def test_nothing_near_the_minimum_is_lower() -> None:
@@ -75,7 +76,7 @@ def test_nothing_near_the_minimum_is_lower() -> None:
     state: LaplaceState = done.states[0]
     assert state.stage == 4
     assert len(done.rounds) - 1 < 30
-    found = by_client(state.beta.numpy(), factor(state.theta, 2, False).numpy(), [2, 0], data)
+    found = by_client(state.beta.numpy(), state.root.numpy(), [2, 0], data)
     assert float(state.deviance) == pytest.approx(found, abs=1e-6)
     assert float(state.slope.abs().max()) < 1e-4
 
@@ -97,7 +98,7 @@ def test_recovers_a_planted_truth() -> None:
     basis = torch.eye(3, dtype=torch.float64)[[2, 0]]
     state = InProcess(rows).run([partial(mixed_logistic, basis=basis, order=(0, 1), diagonal=True)]).states[0]
     assert state.beta.tolist() == pytest.approx([0.8, -0.4, -0.5], abs=0.2)
-    assert state.theta.tolist() == pytest.approx([1.0, 0.6], abs=0.15)
+    assert state.root.diagonal().abs().tolist() == pytest.approx([1.0, 0.6], abs=0.15)
 
 
 def test_clients_of_one_class_have_modes_far_out_and_finite() -> None:

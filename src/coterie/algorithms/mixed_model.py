@@ -24,7 +24,9 @@ from coterie.algorithms.profiled import (
     entries,
     factor,
     independent,
+    lowered,
     of_factor,
+    pivoted,
     profile,
 )
 from coterie.algorithms.random_effects import as_dense
@@ -36,11 +38,12 @@ __all__ = [
     "mixed_sums", "plain_sums_ask",
 ]  # fmt: skip
 
-_STARTS = (0.1, 0.4, 1.5)  # standard deviations of random effects over that of the noise
-_LENGTHS = (1.0, 0.3, 3.0)  # of Newton's step that are tried at once, far from the minimum
+_STARTS = (0.1, 0.4, 1.5, 6.0)  # standard deviations of random effects over that of the noise
+_LENGTHS = (1.0, 0.25, 4.0)  # of Newton's step that are tried at once, far from the minimum
 _NEAR = 1e-2  # what a step promises: below, Newton's own length is enough
-_LAST = 1e-9  # below, the step is the last
-_ROUNDING = 1e-6  # below, a step that does not gain shows that rounding is reached
+_LAST = 1e-11  # below, the step is the last
+_ROUNDING = 1e-6  # below, rounding hides what a step gains
+_SLACK = 1e-11  # of the deviance: its rounding
 _SHRINK = 0.02  # of the lengths, after a message in which none gained
 _TIRED = 3  # such messages, and no more
 _RANK = 1e-9  # of the largest eigenvalue: below, a client's rows do not tell all of its effects
@@ -164,16 +167,25 @@ def _candidates(state: State, order: tuple[int, ...], reml: bool, diagonal: bool
         return [of_factor(s * torch.eye(size, dtype=torch.float64), diagonal) for s in (0.0, *_STARTS)]
     if state.stage > 1:
         return []
-    step, gain = _step(state, order, reml, diagonal)
+    root, free, step, gain = _step(state, order, reml, diagonal)
     lengths = _LENGTHS if gain > _NEAR or state.failed else (1.0,)
-    return [state.theta + _SHRINK**state.failed * length * step for length in lengths]
+    found = []
+    for length in lengths:
+        moved = root.clone()
+        moved[free] += _SHRINK**state.failed * length * step
+        found.append(of_factor(moved if diagonal else lowered(moved), diagonal))
+    return found
 
 
-def _step(state: State, order: tuple[int, ...], reml: bool, diagonal: bool) -> tuple[Tensor, float]:
+def _step(
+    state: State, order: tuple[int, ...], reml: bool, diagonal: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, float]:
+    """A root of Psi, its free entries, Newton's step for these, and what it promises."""
     now = _profiled(state, order, reml)
     assert now is not None
-    slopes = derivatives(state.theta, state.sums, now, reml, diagonal, state.expected)
-    return descent(state.theta, *slopes)
+    root, free = pivoted(factor(state.theta, len(state.inner), diagonal), diagonal)
+    slopes = derivatives(root, free, state.sums, now, reml=reml, diagonal=diagonal, expected=state.expected)
+    return root, free, *descent(root[free], *slopes)
 
 
 def _chosen(
@@ -194,17 +206,13 @@ def _chosen(
     if first:
         return found
     before = profile(state.total, float(state.logdet), state.n, kept, reml).deviance
-    gain = _step(state, order, reml, diagonal)[1]
-    if deviances[best] < before or (state.n, state.clients) != (n, there):  # of other clients all that is known is new
-        return _at_minimum(found, diagonal) if gain < _LAST else found
+    gain = _step(state, order, reml, diagonal)[-1]
+    slack = _SLACK * (1 + abs(before)) if gain < _ROUNDING else 0.0
+    if deviances[best] < before + slack or (state.n, state.clients) != (n, there):  # sums of other clients are new
+        return replace(found, stage=2) if gain < _LAST else found
     if gain < _ROUNDING or state.failed >= _TIRED:
-        return _at_minimum(state, diagonal)
+        return replace(state, stage=2)
     return replace(state, failed=state.failed + 1)
-
-
-def _at_minimum(state: State, diagonal: bool) -> State:
-    lower = factor(state.theta, len(state.inner), diagonal)
-    return replace(state, theta=of_factor(lower, diagonal), stage=2)
 
 
 # -- clients' own effects -----------------------------------------------------------------------------------------------

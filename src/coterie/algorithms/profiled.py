@@ -4,7 +4,7 @@
 Of y = X beta + Z b_i + e with e ~ N(0, s^2 I) and b_i ~ N(0, s^2 Psi), Psi = L L^T, and V_i = I + Z_i Psi Z_i^T, the fixed
 effects beta and s^2 have closed forms given the factor L (Bates et al., "Fitting linear mixed-effects models using lme4",
 2015, equations 32 to 41). What is left is a function of theta, the free entries of L. Columns of L may change their signs,
-so that theta needs no bounds: a variance of zero is a minimum at theta = 0 like any other.
+so that theta needs no bounds: where a variance is zero, the minimum is at zero like any other.
 """
 
 import math
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Profile", "Sums", "derivatives", "descent", "entries", "factor", "independent", "of_factor", "profile"]
+__all__ = [
+    "Profile", "Sums", "derivatives", "descent", "entries", "factor", "independent", "lowered", "of_factor", "pivoted",
+    "profile",
+]  # fmt: skip
 
 _FLOOR = 1e-7  # of the largest curvature: flatter directions count as so steep
 _TRACE = 1e-12  # of ridge, where columns that differ for all clients do not differ for those who have answered
@@ -106,6 +109,35 @@ def of_factor(lower: Tensor, diagonal: bool) -> Tensor:
     return (lower * sign)[entries(len(lower), diagonal)]
 
 
+def pivoted(lower: Tensor, diagonal: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """A root A of the same Psi = A A^T, and rows and columns of its free entries.  [R, R] -> [R, R], ([K], [K])
+
+    It is lower once its rows are in order, the largest variance first, then the largest that this leaves, and so on. So what
+    is zero is at its end. If it were in the middle, columns after it could be turned into each other without changing Psi,
+    and steps to the minimum would go in circles.
+    """
+    size = len(lower)
+    if diagonal:
+        return lower, entries(size, True)
+    left, order = lower @ lower.T, []
+    for _ in range(size):
+        found = left.diagonal().clone()
+        found[order] = -1.0
+        at = int(found.argmax())
+        order.append(at)
+        left = left - torch.outer(left[at], left[at]) / left[at, at].clamp(min=torch.finfo(torch.float64).tiny)
+    rows, columns = entries(size, False)
+    root = torch.zeros_like(lower)
+    root[order] = lowered(lower[order])
+    return root, (torch.tensor(order)[rows], columns)
+
+
+def lowered(root: Tensor) -> Tensor:
+    """The lower factor of A A^T.  [R, R]"""
+    made: Tensor = torch.linalg.qr(root.T).R.T
+    return made
+
+
 # -- the deviance -----------------------------------------------------------------------------------------------------
 def independent(products: Tensor, order: tuple[int, ...]) -> tuple[int, ...]:
     """Columns that are no combination of those before them, of which products of all pairs are given.  -> ascending
@@ -145,9 +177,9 @@ def profile(total: Tensor, logdet: float, n: float, kept: tuple[int, ...], reml:
 
 
 def derivatives(
-    theta: Tensor, sums: Sums, at: Profile, reml: bool, diagonal: bool, expected: bool
+    root: Tensor, free: tuple[Tensor, Tensor], sums: Sums, at: Profile, *, reml: bool, diagonal: bool, expected: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradient and second derivatives of the deviance in theta.  -> [K], [K, K]
+    """Gradient and second derivatives of the deviance in the free entries of a root of Psi.  -> [K], [K, K]
 
     The gradient is exact. Among the second derivatives, one term rests on the weights that clients were sent, which are
     those of the factor before: near the minimum that makes no difference. With `expected` it is left to its expectation.
@@ -163,23 +195,22 @@ def derivatives(
         turned = sums.outer @ at.inverse  # [K, Q, Q]
         slope = slope - turned.diagonal(dim1=-2, dim2=-1).sum(-1)
         bend = bend - torch.einsum("kab,lba->kl", turned, turned)
-    # From Psi to theta: Psi = L L^T changes by e_r l_c^T + l_c e_r^T with the entry (r, c) of L.
-    lower = factor(theta, len(sums.inner), diagonal)
-    unit = torch.eye(len(lower), dtype=torch.float64)
-    half = torch.einsum("ja,bj->jab", unit[rows], lower[:, columns])
+    # Psi = A A^T changes by e_r a_c^T + a_c e_r^T with the entry (r, c) of A.
+    r, c = free
+    half = torch.einsum("ja,bj->jab", torch.eye(len(root), dtype=torch.float64)[r], root[:, c])
     change = (half + half.transpose(1, 2))[:, rows, columns]  # [K, K]
-    symmetric = torch.zeros_like(lower)
+    symmetric = torch.zeros_like(root)
     symmetric[rows, columns] = slope * torch.where(rows == columns, 1.0, 0.5)
     symmetric = symmetric + symmetric.T - torch.diag(symmetric.diagonal())
-    same = (columns[:, None] == columns).to(torch.float64)
-    return change @ slope, change @ bend @ change.T + 2 * same * symmetric[rows][:, rows]
+    same = (c[:, None] == c).to(torch.float64)
+    return change @ slope, change @ bend @ change.T + 2 * same * symmetric[r][:, r]
 
 
-def descent(theta: Tensor, gradient: Tensor, hessian: Tensor) -> tuple[Tensor, float]:
+def descent(at: Tensor, gradient: Tensor, hessian: Tensor) -> tuple[Tensor, float]:
     """Newton's step, downhill whatever the curvature and not too far, and what it promises to gain, twice.  -> [K], number"""
     values, vectors = torch.linalg.eigh((hessian + hessian.T) / 2)
     steep = values.abs().clamp(min=_FLOOR * float(values.abs().max().clamp(min=1e-300)))
     step = -vectors @ ((vectors.T @ gradient) / steep)
-    far = 2 * (1 + float(theta.abs().max()))
+    far = 2 * (1 + float(at.abs().max()))
     step = step * min(1.0, far / max(float(step.abs().max()), 1e-300))
     return step, -float(gradient @ step)

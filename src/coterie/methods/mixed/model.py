@@ -47,8 +47,8 @@ class FromEffects:
         [R, R] what makes random effects those of the data's own units.
     beta : Tensor
         [D + 1] fixed effects, of scaled features and intercept.
-    factor : Tensor
-        [R, R] lower factor of the covariance of random effects; of numbers, over the variance of the noise.
+    root : Tensor
+        [R, R] A, of the covariance A A^T of random effects; of numbers, over the variance of the noise.
     noise : Tensor
         [] variance of the noise, of scaled targets; 1 for classes.
     """
@@ -58,7 +58,7 @@ class FromEffects:
     basis: Tensor
     units: Tensor
     beta: Tensor
-    factor: Tensor
+    root: Tensor
     noise: Tensor
 
     @property
@@ -69,13 +69,13 @@ class FromEffects:
     def ask(self) -> Ask:
         """Ask clients for their random effects, which stay with them."""
         if self.model.loss == "cross_entropy":
-            return adapt_logit_ask(self.model, self.basis, self.units, self.beta, self.factor)
-        covariance = self.factor @ self.factor.T
+            return adapt_logit_ask(self.model, self.basis, self.units, self.beta, self.root)
+        covariance = self.root @ self.root.T
         return adapt_mixed_ask(self.model, self.basis, self.units, self.beta, covariance, self.noise)
 
     def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All of it, as tensors and words."""
-        tensors = {f"mixed/{name}": getattr(self, name) for name in ("basis", "units", "beta", "factor", "noise")}
+        tensors = {f"mixed/{name}": getattr(self, name) for name in ("basis", "units", "beta", "root", "noise")}
         return tensors, {"random": list(self.names)}
 
 
@@ -129,7 +129,7 @@ class MixedModels(Personal):
             raise RunError(f"{common.path} has random effects of a model that is not linear", "start the run again")
         size, columns = len(said.random), model.sizes[0] + 1
         shapes: dict[str, tuple[int, ...]] = {
-            "basis": (size, columns), "units": (size, size), "beta": (columns,), "factor": (size, size), "noise": (),
+            "basis": (size, columns), "units": (size, size), "beta": (columns,), "root": (size, size), "noise": (),
         }  # fmt: skip
         read = {name: common.tensor(f"mixed/{name}", *shape, dtype=torch.float64) for name, shape in shapes.items()}
         return FromEffects(tuple(said.random), model, **read)

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.algorithms.mixed_logistic import LaplaceState
 from coterie.algorithms.mixed_model import State
 from coterie.algorithms.preparation import Scaling
-from coterie.algorithms.profiled import Profile, factor, independent, profile
+from coterie.algorithms.profiled import Profile, factor, independent, pivoted, profile
 from coterie.data.schema import Schema
 from coterie.methods.mixed.design import INTERCEPT, Design, in_units
 
@@ -64,13 +64,13 @@ def classes_found(
 ) -> dict[str, Any]:
     """All quantities of a model of two classes, in log odds of the second; new clients' in its probability."""
     p, kept = len(state.beta), independent(state.plain, how.order)
-    lower = factor(state.theta, len(how.names), diagonal)
-    psi = lower @ lower.T
-    covariance = _about_beta(state, kept)
+    psi = state.root @ state.root.T
+    covariance = _about_beta(state, kept, diagonal)
     row = state.plain[-2, :-1] / state.n
     centre, place = float(row @ state.beta), (how.basis @ row) @ psi @ (how.basis @ row) + row @ covariance @ row
     between = float((psi * (how.basis @ state.plain[:-1, :-1] @ how.basis.T)).sum()) / state.n
-    free, odds = len(kept) + len(state.theta), _interval(centre, math.sqrt(float(place)))
+    own = len(state.slope) - p
+    free, odds = len(kept) + own, _interval(centre, math.sqrt(float(place)))
     return {
         **_counts(state), "reml": False, "covariance": "diagonal" if diagonal else "full",
         "left_out": _left_out(schema, kept),
@@ -78,7 +78,7 @@ def classes_found(
         "random": _random(how, psi), "correlations": _correlations(how.units @ psi @ how.units.T),
         "residual_sd": None, "icc": between / (between + _LATENT),
         **_likelihood(float(state.deviance), free, state.n),
-        "test": _test(float(state.without - state.deviance), len(state.theta), len(how.names)),
+        "test": _test(float(state.without - state.deviance), own, len(how.names)),
         "heterogeneity": [],
         "new_client": {name: 1 / (1 + math.exp(-value)) for name, value in odds.items()},
         "new_row": None, "boundary": _at_boundary(psi),
@@ -119,10 +119,11 @@ def _left_out(schema: Schema, kept: tuple[int, ...]) -> list[str]:
     return [name for k, name in enumerate(schema.feature_names) if k not in kept]
 
 
-def _about_beta(state: LaplaceState, kept: tuple[int, ...]) -> Tensor:
+def _about_beta(state: LaplaceState, kept: tuple[int, ...], diagonal: bool) -> Tensor:
     """The covariance of fixed effects: from second derivatives in all parameters, but for variances that are zero."""
     p = len(state.beta)
-    own = [p + k for k in range(len(state.theta)) if abs(float(state.theta[k])) > _NONE]
+    entries = state.root[pivoted(state.root, diagonal)[1]].tolist()
+    own = [p + k for k, value in enumerate(entries) if abs(value) > _NONE]
     at = torch.tensor([*kept, *own])
     values, vectors = torch.linalg.eigh(state.hessian[at][:, at])
     good = values > 1e-10 * float(values.max())

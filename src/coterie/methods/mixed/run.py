@@ -66,16 +66,15 @@ def _models(
     """Put together what all share, as if no client had shown anything yet."""
     assert isinstance(made.model, Dense)
     diagonal, reml = options.mixed.covariance == "diagonal", options.mixed.reml
-    lower = factor(state.theta, len(how.names), diagonal)
     if isinstance(state, LaplaceState):
-        beta, noise = state.beta, 1.0
+        beta, noise, root = state.beta, 1.0, state.root
         found = classes_found(clients.schema, made.scaling, how, state, diagonal=diagonal)
     else:
         at = best(state, how, reml)
-        beta, noise = at.beta, at.squares / at.freedom
+        beta, noise, root = at.beta, at.squares / at.freedom, factor(state.theta, len(how.names), diagonal)
         found = numbers_found(clients.schema, made.scaling, how, state, reml=reml, diagonal=diagonal)
     fit = FromEffects(
-        how.names, made.model, how.basis, how.units, beta, lower, torch.tensor(noise, dtype=torch.float64)
+        how.names, made.model, how.basis, how.units, beta, root, torch.tensor(noise, dtype=torch.float64)
     )
     everyone = fit.start.expand(made.rows.n_clients, -1)
     return MixedModels(made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling, found)
