@@ -456,7 +456,7 @@ def two_models(problem: linear_folds.Problem) -> newton.Clusters:
 def mixed_case(name: str, state: type, size: int = 2, **how: Any) -> Case:
     """Random effects of the intercept, and of the first features."""
     basis = torch.eye(4, dtype=torch.float64)[[3, 0, 1][:size]]
-    how |= {"basis": basis, "order": (0, 1, 2)}
+    how |= {"basis": basis, "order": (0, 1, 2), "rounds": 12}
     if state is mixed.State:
         how["units"] = torch.eye(size, dtype=torch.float64)
     algorithm = mixed.mixed_model if state is mixed.State else odds.mixed_logistic
@@ -584,7 +584,7 @@ CASES: list[Case] = [
     linear_case("linear-representation-minibatch", batch_size=3, minibatch=True),
     mixed_case("mixed-model", mixed.State),
     mixed_case("mixed-model-diagonal", mixed.State, diagonal=True, reml=False),
-    mixed_case("mixed-logistic", odds.LaplaceState, size=1, rounds=12),
+    mixed_case("mixed-logistic", odds.LaplaceState, size=1),
     folded_case("random-effects", effects.random_effects, effects.State, start=prior_of_two, **KINDS),
     folded_case(
         "random-effects-classes", effects.random_effects, effects.State, classes=2, start=prior_of_two, **KINDS

@@ -76,7 +76,9 @@ def test_rows_that_a_client_draws_itself_have_the_sums_of_those_it_would_have_dr
     assert ours["loss"].tolist() == pytest.approx(rows["loss"].tolist(), rel=1e-9)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"fedavg", "ifca", "local", "shrunk", "representation", "mixed"}))
+@pytest.mark.parametrize(
+    "method", sorted(set(METHODS) - {"fedavg", "ifca", "local", "shrunk", "representation", "mixed"})
+)
 def test_methods_that_look_at_single_rows_are_refused(
     both: tuple[coterie.Clients, coterie.Clients], method: str
 ) -> None:

@@ -14,7 +14,7 @@ from scipy.stats import chi2
 import coterie
 from command import coterie as command
 from coterie import ConfigError, DataError
-from coterie.config import options
+from coterie.config import check_options, options
 
 NAMES = ("age", "dose")
 
@@ -188,7 +188,7 @@ def test_known_clients_new_ones_and_those_without_labels_are_predicted(tmp_path:
     assert "likelihood ratio" in said.out
     model = coterie.load(run)
     assert isinstance(model, coterie.MixedModel)
-    x, y, who = arrays(table)
+    x, _, who = arrays(table)
     fixed = {name: one["estimate"] for name, one in model.fixed_effects_.items()}
     population = fixed["(intercept)"] + fixed["age"] * x[:, 0] + fixed["dose"] * x[:, 1]
     own = model.client_effects()
@@ -200,7 +200,11 @@ def test_known_clients_new_ones_and_those_without_labels_are_predicted(tmp_path:
     np.testing.assert_allclose(model.predict(x, strangers), population, rtol=1e-9)
     # A new client with the rows of a known one has the same effects.
     for labelled, expected in ((True, wanted), (False, population)):
-        new = {**table, "who": strangers} if labelled else {k: v for k, v in table.items() if k != "y"} | {"who": strangers}
+        new = (
+            {**table, "who": strangers}
+            if labelled
+            else {k: v for k, v in table.items() if k != "y"} | {"who": strangers}
+        )
         path = written(new, tmp_path / f"new-{labelled}.csv")
         assert command("predict", run, path, "--out", tmp_path / "p.csv").code == 0
         np.testing.assert_allclose(pc.read_csv(tmp_path / "p.csv")["prediction"].to_numpy(), expected, rtol=1e-9)
@@ -244,7 +248,6 @@ def test_one_client_and_three_classes_are_refused() -> None:
 
 
 def test_other_methods_have_no_use_for_its_options() -> None:
+    given = options({"method": "ifca", "mixed": {"slopes": ["a"]}})
     with pytest.raises(ConfigError, match=r"mixed.slopes is set, and ifca has no use for it"):
-        from coterie.config import check_options
-
-        check_options(options({"method": "ifca", "mixed": {"slopes": ["a"]}}))
+        check_options(given)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from coterie.algorithms.mixed_model import fresh_effects, kept_effects, plain_sums_ask
-from coterie.algorithms.profiled import descent, entries, independent, pivoted
+from coterie.algorithms.profiled import descent, entries, independent, pivoted, placed_anew
 from coterie.models import Dense
 from coterie.protocol import Ask, Block, Lockstep, Replies, Save, Sum, Tensors, answers
 
@@ -75,9 +75,10 @@ def mixed_logistic(
         Messages, at most.
     """
     if state is None:
-        state = _begun(*basis.shape, diagonal)
+        state = _begun(len(basis), basis.shape[1], diagonal)
         yield Save(state)
     while state.round < rounds and state.stage < 4:
+        state = placed_anew(state)
         if not state.stage:
             got = yield (plain_sums_ask(basis.shape[1] - 1),)
             if got[0].n:
@@ -271,7 +272,8 @@ def laplace_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
     information = whole - weighed.transpose(-2, -1) @ spread @ weighed
     n = data.n.to(torch.float64).expand(len(deviance), -1)
     reply = {
-        "deviance": deviance, "slope": in_beta, "in_root": in_root, "information": 2 * information, "n": n, "there": (n > 0).to(torch.float64),
+        "deviance": deviance, "slope": in_beta, "in_root": in_root, "information": 2 * information, "n": n,
+        "there": (n > 0).to(torch.float64),
     }  # fmt: skip
     return reply, {}
 

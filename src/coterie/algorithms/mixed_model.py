@@ -27,6 +27,7 @@ from coterie.algorithms.profiled import (
     lowered,
     of_factor,
     pivoted,
+    placed_anew,
     profile,
 )
 from coterie.algorithms.random_effects import as_dense
@@ -109,6 +110,7 @@ def mixed_model(
         state = _begun(size, wide, diagonal)
         yield Save(state)
     while state.round < rounds and state.stage < 3:
+        state = placed_anew(state)
         now, thetas = _profiled(state, order, reml), _candidates(state, order, reml, diagonal)
         if state.stage == 2:
             assert now is not None
@@ -324,9 +326,9 @@ def client_spread(shared: dict[str, Any], each: Tensors, private: Tensors, data:
 @from_sums
 def adapt_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Predict a client's random effects (BLUP), with conditional standard deviations, and keep them and its model."""
-    covariance, units, beta = shared["covariance"][:, None], shared["units"], shared["beta"]
+    covariance = shared["covariance"][:, None]
     inside, zw, zz = _projected(shared, _products(data))
-    left = zw[..., -1] - torch.einsum("scrd,sd->scr", zw[..., :-1], beta)  # Z^T (y - X beta)
+    left = zw[..., -1] - torch.einsum("scrd,sd->scr", zw[..., :-1], shared["beta"])  # Z^T (y - X beta)
     b = (covariance @ torch.linalg.solve(inside, left[..., None]))[..., 0]
     known = covariance - covariance @ torch.linalg.solve(inside, zz) @ covariance
     return {}, kept_effects(shared, b, known * shared["noise"][:, None, None, None])

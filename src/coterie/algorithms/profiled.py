@@ -8,15 +8,18 @@ so that theta needs no bounds: where a variance is zero, the minimum is at zero 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 __all__ = [
     "Profile", "Sums", "derivatives", "descent", "entries", "factor", "independent", "lowered", "of_factor", "pivoted",
-    "profile",
+    "placed_anew", "profile",
 ]  # fmt: skip
+
+_State = TypeVar("_State")
 
 _FLOOR = 1e-7  # of the largest curvature: flatter directions count as so steep
 _TRACE = 1e-12  # of ridge, where columns that differ for all clients do not differ for those who have answered
@@ -86,6 +89,11 @@ class Profile:
         return made + self.inverse if reml else made
 
 
+def placed_anew(state: _State) -> _State:
+    """A state whose tensors begin where memory is aligned: products round by that, and a resumed run must be bit-equal."""
+    return replace(state, **{name: v.clone() for name, v in vars(state).items() if isinstance(v, Tensor)})  # type: ignore[type-var]
+
+
 # -- factors ----------------------------------------------------------------------------------------------------------
 def entries(size: int, diagonal: bool) -> tuple[Tensor, Tensor]:
     """Rows and columns of the free entries of a lower factor.  [K] each"""
@@ -119,7 +127,8 @@ def pivoted(lower: Tensor, diagonal: bool) -> tuple[Tensor, tuple[Tensor, Tensor
     size = len(lower)
     if diagonal:
         return lower, entries(size, True)
-    left, order = lower @ lower.T, []
+    left = lower @ lower.T
+    order: list[int] = []
     for _ in range(size):
         found = left.diagonal().clone()
         found[order] = -1.0
@@ -207,7 +216,7 @@ def derivatives(
 
 
 def descent(at: Tensor, gradient: Tensor, hessian: Tensor) -> tuple[Tensor, float]:
-    """Newton's step, downhill whatever the curvature and not too far, and what it promises to gain, twice.  -> [K], number"""
+    """Newton's step, downhill whatever the curvature and not too far, and twice what it should gain.  -> [K], number"""
     values, vectors = torch.linalg.eigh((hessian + hessian.T) / 2)
     steep = values.abs().clamp(min=_FLOOR * float(values.abs().max().clamp(min=1e-300)))
     step = -vectors @ ((vectors.T @ gradient) / steep)

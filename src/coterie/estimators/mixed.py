@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The estimator of the mixed model."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from coterie.errors import DataError
@@ -34,7 +36,7 @@ class MixedModel(Personalised, MixedModelOptions):
     """
 
     method = "mixed"
-    doubts = ("has not converged",)
+    doubts: ClassVar[tuple[str, ...]] = ("has not converged",)
     serves_strangers = True
 
     def client_effects(self) -> dict[str, np.ndarray]:
@@ -47,7 +49,9 @@ class MixedModel(Personalised, MixedModelOptions):
         assert isinstance(models.fit, FromEffects)
         own = models.client_effects
         if own is None:
-            raise DataError("random effects are stored at the clients", "predict there: coterie predict RUN DATA --state FOLDER")
+            raise DataError(
+                "random effects are stored at the clients", "predict there: coterie predict RUN DATA --state FOLDER"
+            )
         low, high = interval_of(own.effects, own.deviation)
         columns: dict[str, np.ndarray] = {"client": own.names}
         for r, name in enumerate(models.fit.names):

@@ -46,7 +46,7 @@ __all__ = [
 class Personalised(Supervised):
     """What estimators of personal models share."""
 
-    doubts = ("diverged", "training ended with")
+    doubts: ClassVar[tuple[str, ...]] = ("diverged", "training ended with")
     serves_strangers: ClassVar[bool] = False  # whether a new client needs no labelled rows
 
     personal_: Personal = field(init=False)

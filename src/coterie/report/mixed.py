@@ -87,7 +87,9 @@ def _facts(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     share, statistic = number(found.get("icc")), number(test.get("statistic"))
     out = []
     if share is not None:
-        out.append(("intraclass correlation", fixed(share, 3), "share of the variance around fixed effects between clients"))
+        out.append(
+            ("intraclass correlation", fixed(share, 3), "share of the variance around fixed effects between clients")
+        )
     if statistic is not None:
         law = "half a chi-square" if test.get("mixture") else f"chi-square with {test.get('freedom')} degrees, cautious"
         note = f"{law}; against the model without random effects"
@@ -103,7 +105,9 @@ def _facts(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             values = [number(one.get(part)) for part in ("estimate", "low", "high")]
             digits = decimals_for([None if None in values else (values[2] or 0) - (values[1] or 0)], 3)
             estimate, low, high = (fixed(v, digits) for v in values)
-            out.append((text, f"{low} to {high}", f"95 % prediction interval around {estimate}, for columns at their means"))
+            out.append(
+                (text, f"{low} to {high}", f"95 % prediction interval around {estimate}, for columns at their means")
+            )
     return out
 
 
@@ -153,7 +157,9 @@ def _forests(run: Run, found: Mapping[str, Any]) -> list[Figure]:
         if len(shown) < len(order):
             rest = centre + np.delete(effect[order], shown)
             low, high = _short(float(rest.min())), _short(float(rest.max()))
-            note += f" {count(len(rest))} clients between {low} and {high} are left out: the middle of {count(len(order))}."
+            note += (
+                f" {count(len(rest))} clients between {low} and {high} are left out: the middle of {count(len(order))}."
+            )
         out.append(figure(title, drawn, (), note))
     return out
 

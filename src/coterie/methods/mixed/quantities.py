@@ -20,7 +20,9 @@ __all__ = ["WIDE", "best", "classes_found", "numbers_found"]
 
 WIDE = 1.959963984540054  # standard errors to each side of an estimate that has a normal distribution: 95 %
 _LATENT = math.pi**2 / 3  # variance of the noise of log odds
-_NONE = 1e-6  # standard deviation of effects that have none; a fit with one, or with correlations of 1, is at the boundary
+_NONE = (
+    1e-6  # standard deviation of effects that have none; a fit with one, or with correlations of 1, is at the boundary
+)
 
 
 def best(state: State, how: Design, reml: bool) -> Profile:
@@ -170,9 +172,7 @@ def _test(statistic: float, free: int, size: int) -> dict[str, Any]:
     return {"statistic": value, "freedom": free, "p": p, "mixture": size == 1}
 
 
-def _heterogeneity(
-    schema: Schema, scaling: Scaling, how: Design, state: State, beta: Tensor
-) -> list[dict[str, Any]]:
+def _heterogeneity(schema: Schema, scaling: Scaling, how: Design, state: State, beta: Tensor) -> list[dict[str, Any]]:
     """Cochran's Q, I^2 and the variance of DerSimonian and Laird, of clients' own estimates of each effect."""
     unit, shift = in_units(scaling)
     common, names = unit @ beta + shift, (*schema.feature_names, INTERCEPT)

@@ -51,9 +51,7 @@ def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
     kept = outcome.private
     found = replace(found, own=found.parts_in(kept))
     if not isinstance(kept, RemoteState):
-        found = replace(
-            found, client_effects=ClientEffects(made.rows.names, kept[0]["effects"], kept[0]["deviation"])
-        )
+        found = replace(found, client_effects=ClientEffects(made.rows.names, kept[0]["effects"], kept[0]["deviation"]))
     extra = {"spread": spread(made, options.method, per_client)}
     return Fitted(
         options, clients.schema, found, scores, per_client, done.rounds, _warnings(found, state), extra
@@ -73,9 +71,7 @@ def _models(
         at = best(state, how, reml)
         beta, noise, root = at.beta, at.squares / at.freedom, factor(state.theta, len(how.names), diagonal)
         found = numbers_found(clients.schema, made.scaling, how, state, reml=reml, diagonal=diagonal)
-    fit = FromEffects(
-        how.names, made.model, how.basis, how.units, beta, root, torch.tensor(noise, dtype=torch.float64)
-    )
+    fit = FromEffects(how.names, made.model, how.basis, how.units, beta, root, torch.tensor(noise, dtype=torch.float64))
     everyone = fit.start.expand(made.rows.n_clients, -1)
     return MixedModels(made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling, found)
 
