@@ -33,7 +33,8 @@ def setting(columns: list[int], d: int, **more: Any) -> dict[str, Any]:
 
 # -- by hand ------------------------------------------------------------------------------------------------------------
 # Three clients with two rows each, and no features: means 2, 5 and 11 around 6. Squares within clients are 6 on 3 degrees,
-# so that the noise has variance 2; between them 84 on 2 degrees, 42 each. REML: (42 - 2) / 2 = 20; ML: (2/3 42 - 2) / 2 = 13.
+# so that the noise has variance 2; between them 84 on 2 degrees, 42 each.
+# REML: (42 - 2) / 2 = 20; ML: (2/3 42 - 2) / 2 = 13.
 HAND = Ragged.from_groups(
     torch.zeros(6, 1, dtype=torch.float64), torch.tensor([1.0, 3, 4, 6, 10, 12], dtype=torch.float64), list("aabbcc")
 )

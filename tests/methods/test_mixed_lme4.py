@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mixed model finds what R's lme4 finds: seven models of real data, by REML and by ML, and one of classes."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,12 @@ from coterie.algorithms.profiled import independent, of_factor, profile
 from coterie.engines.in_process import InProcess
 from lme4_numbers import REFERENCES, Reference
 
-DATA = Path(os.environ.get("COTERIE_DATA") or Path(__file__).parents[3] / "shared" / "data")
 NEAR = 1e-5  # relative
 
 
-def found(name: str) -> Path:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"there is no {path}")
-    return path
-
-
-def fitted(one: Reference) -> coterie.MixedModel:
+def fitted(one: Reference, shared_data: Path) -> coterie.MixedModel:
     clients = coterie.read(
-        found(one.file), client=one.client, target=one.target, features=list(one.features), test_size=0.0,
+        shared_data / one.file, client=one.client, target=one.target, features=list(one.features), test_size=0.0,
         task="regression",
     )  # fmt: skip
     return coterie.MixedModel(slopes=one.slopes, reml=one.reml).fit(clients)
@@ -58,9 +49,9 @@ every = pytest.mark.parametrize("one", REFERENCES, ids=lambda one: f"{one.name}-
 
 
 @every
-def test_all_quantities_are_those_of_lme4(one: Reference) -> None:
+def test_all_quantities_are_those_of_lme4(one: Reference, shared_data: Path) -> None:
     near = STOPS_SHORT if one.name in ("sleep-slopes", "bdf-slopes") else NEAR
-    model = fitted(one)
+    model = fitted(one, shared_data)
     said = model.summary_
     for name in ("log_likelihood", "aic", "bic", "residual_sd"):
         assert said[name] == pytest.approx(getattr(one, name), rel=NEAR), name
@@ -88,19 +79,20 @@ def test_all_quantities_are_those_of_lme4(one: Reference) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT, ids=lambda name: f"{name[0]}-{'reml' if name[1] else 'ml'}")
-def test_variances_of_slopes_are_those_of_the_largest_likelihood(name: tuple[str, bool]) -> None:
+def test_variances_of_slopes_are_those_of_the_largest_likelihood(name: tuple[str, bool], shared_data: Path) -> None:
     sd, noise, likelihood = EXACT[name]
-    said = fitted(next(one for one in REFERENCES if (one.name, one.reml) == name)).summary_
+    one = next(one for one in REFERENCES if (one.name, one.reml) == name)
+    said = fitted(one, shared_data).summary_
     assert [line["sd"] for line in said["random"]] == pytest.approx(sd, rel=1e-7)
     assert said["residual_sd"] == pytest.approx(noise, rel=1e-7)
     assert said["log_likelihood"] == pytest.approx(likelihood, rel=1e-12)
 
 
 @every
-def test_at_the_covariance_of_lme4_all_else_is_that_of_lme4(one: Reference) -> None:
+def test_at_the_covariance_of_lme4_all_else_is_that_of_lme4(one: Reference, shared_data: Path) -> None:
     """Fixed effects, errors, noise and likelihood follow from the covariance; here nothing is minimised."""
     rows = coterie.read(
-        found(one.file), client=one.client, target=one.target, features=list(one.features), test_size=0.0,
+        shared_data / one.file, client=one.client, target=one.target, features=list(one.features), test_size=0.0,
         task="regression",
     )  # fmt: skip
     names = rows.schema.feature_names
@@ -121,19 +113,19 @@ def test_at_the_covariance_of_lme4_all_else_is_that_of_lme4(one: Reference) -> N
     assert -at.deviance / 2 == pytest.approx(one.log_likelihood, rel=1e-11)
 
 
-def test_a_column_that_others_tell_is_left_out_and_said_so() -> None:
+def test_a_column_that_others_tell_is_left_out_and_said_so(shared_data: Path) -> None:
     """In the schools x0 + x1 + x2 is 1."""
     school = next(one for one in REFERENCES if one.name == "school-intercepts")
-    model = fitted(school)
+    model = fitted(school, shared_data)
     assert list(model.fixed_effects_) == ["(intercept)", "x0", "x1", "x3"]
     assert model.summary_["left_out"] == ["x2"]
     assert "x2" in model.fitted_.warnings[0]
     assert model.log_likelihood_ == pytest.approx(school.log_likelihood, rel=NEAR)
 
 
-def test_classes_are_those_of_glmer_within_two_percent() -> None:
+def test_classes_are_those_of_glmer_within_two_percent(shared_data: Path) -> None:
     """mine ~ f1 + f2 + f3 + (1 | field), Laplace, features standardised by the sample standard deviation."""
-    table = pc.read_csv(found("landmine_29fields.csv.gz"))
+    table = pc.read_csv(shared_data / "landmine_29fields.csv.gz")
     x = np.stack([table[name].to_numpy() for name in ("f1", "f2", "f3")], 1)
     x = (x - x.mean(0)) / x.std(0, ddof=1)
     model = coterie.MixedModel().fit(x, table["mine"].to_numpy(), table["field"].to_numpy())

@@ -73,7 +73,7 @@ def _models(
         found = numbers_found(clients.schema, made.scaling, how, state, reml=reml, diagonal=diagonal)
     fit = FromEffects(how.names, made.model, how.basis, how.units, beta, root, torch.tensor(noise, dtype=torch.float64))
     everyone = fit.start.expand(made.rows.n_clients, -1)
-    return MixedModels(made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling, found)
+    return MixedModels(made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling, quantities=found)
 
 
 def _title(how: Design) -> str:
