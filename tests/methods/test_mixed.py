@@ -9,12 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pytest
+import torch
 from scipy.stats import chi2
 
 import coterie
 from command import coterie as command
 from coterie import ConfigError, DataError
 from coterie.config import check_options, options
+from coterie.methods.fit import fit
+from coterie.runs.folder import begin_run
 
 NAMES = ("age", "dose")
 
@@ -217,6 +220,27 @@ def test_a_mixed_model_of_classes_is_fitted_and_used(tmp_path: Path) -> None:
     assert command("predict", run, data, "--out", tmp_path / "p.csv").code == 0
     made = pc.read_csv(tmp_path / "p.csv")["prediction"].to_pylist()
     assert np.mean(np.array(made) == simulated(10, classes=True)["y"]) > 0.7
+
+
+def test_a_killed_fit_goes_on_where_it_was(tmp_path: Path) -> None:
+    x, y, who = arrays(simulated(11))
+    clients = coterie.from_arrays(x, y, who, feature_names=NAMES)
+    chosen = options({"method": "mixed", "mixed": {"slopes": ["age"]}, "baselines": False})
+    begin_run(tmp_path / "run", chosen, "a test", clients)
+
+    class KilledError(Exception):
+        pass
+
+    def watch(phase: str, done: Any, total: int) -> None:
+        if phase == "fit" and done.round == 4:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        fit(clients, chosen, folder=tmp_path / "run", every=0.0, watch=watch)
+    again, whole = fit(clients, chosen, folder=tmp_path / "run", every=0.0), fit(clients, chosen)
+    assert again.models.quantities == whole.models.quantities
+    for column, value in whole.per_client.items():
+        assert torch.equal(again.per_client[column].nan_to_num(), value.nan_to_num()), column
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------

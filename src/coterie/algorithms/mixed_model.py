@@ -49,7 +49,7 @@ _SHRINK = 0.02  # of the lengths, after a message in which none gained
 _TIRED = 3  # such messages, and no more
 _RANK = 1e-9  # of the largest eigenvalue: below, a client's rows do not tell all of its effects
 _SUMS = ("total", "logdet", "inner", "outer", "information", "curvature")
-_SPREAD = ("count", "weight", "squared", "first", "second")
+_SPREAD = ("count", "precision", "squared", "first", "second")
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def _pairs(c: Tensor, d: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return found * one[:, None] * one
 
 
-@answers(count=Sum(), weight=Sum(), squared=Sum(), first=Sum(), second=Sum())
+@answers(count=Sum(), precision=Sum(), squared=Sum(), first=Sum(), second=Sum())
 @from_sums
 def client_spread(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """How a client's own estimate of each effect, from its rows alone, differs from the common one, by its precision w.
@@ -319,7 +319,7 @@ def client_spread(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     variance = torch.einsum("srq,scqp,srp->scr", units, inverse, units) * shared["noise"][:, None, None]
     w = clear[..., None] / variance
     count = clear[..., None].to(torch.float64).expand_as(w)
-    return {"count": count, "weight": w, "squared": w * w, "first": w * d, "second": w * d * d}, {}
+    return {"count": count, "precision": w, "squared": w * w, "first": w * d, "second": w * d * d}, {}
 
 
 @answers()
