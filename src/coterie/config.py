@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coterie import registry
 from coterie.errors import ConfigError
@@ -118,6 +118,11 @@ class PriorOptions(_Options, registry.PriorFields):
 
 class MixedOptions(_Options, registry.MixedFields):
     """What the mixed model needs."""
+
+    @field_validator("slopes", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return tuple(word.strip() for word in given.split(",") if word.strip()) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _something_is_random(self) -> "MixedOptions":

@@ -106,6 +106,15 @@ def test_estimates_do_not_depend_on_scaling(how: dict[str, Any]) -> None:
     np.testing.assert_allclose(ours.predict(x, who), raw.predict(x, who), rtol=1e-6)
 
 
+def test_columns_far_from_zero_are_fitted_like_others() -> None:
+    x, y, who = arrays(simulated(4))
+    near = coterie.MixedModel(slopes="x0").fit(x - x.mean(0), y, who)
+    far = coterie.MixedModel(slopes="x0", standardise=False).fit(x - x.mean(0) + 1e5, y + 1e5, who)
+    assert far.log_likelihood_ == pytest.approx(near.log_likelihood_, rel=1e-9)
+    assert far.variance_["x0"] == pytest.approx(near.variance_["x0"], rel=1e-5)
+    assert far.fixed_effects_["x0"] == pytest.approx(near.fixed_effects_["x0"], rel=1e-6)
+
+
 def test_other_units_change_coefficients_alone() -> None:
     x, y, who = arrays(simulated(4))
     one = coterie.MixedModel(slopes=("x0",)).fit(x, y, who)
@@ -255,6 +264,16 @@ def test_what_cannot_be_is_refused(how: dict[str, Any], message: str) -> None:
     x, y, who = arrays(simulated(0))
     with pytest.raises(ConfigError, match=message):
         coterie.MixedModel(**how).fit(x, y, who)
+
+
+def test_a_target_that_columns_tell_exactly_is_refused() -> None:
+    x, y, who = arrays(simulated(0))
+    effect = (np.unique(who, return_inverse=True)[1] % 5).astype(float)
+    for target in (x @ [1.0, 2.0], x @ [1.0, 2.0] + effect):
+        with pytest.raises(DataError, match="exactly"):
+            coterie.MixedModel().fit(x, target, who)
+    with pytest.raises(DataError, match="too few for 1 random effects"):
+        coterie.MixedModel().fit(x, y, np.arange(len(y)))
 
 
 def test_one_client_and_three_classes_are_refused() -> None:

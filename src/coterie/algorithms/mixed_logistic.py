@@ -57,7 +57,7 @@ _Point = tuple[Tensor, Tensor]  # fixed effects, and a root of the covariance
 
 
 def mixed_logistic(
-    state: LaplaceState | None, *, basis: Tensor, order: tuple[int, ...], diagonal: bool = False, rounds: int = 80
+    state: LaplaceState | None, *, basis: Tensor, order: tuple[int, ...], diagonal: bool = False, rounds: int = 40
 ) -> Lockstep:
     """Find fixed effects and the covariance of random effects with the smallest deviance.
 

@@ -22,7 +22,9 @@ __all__ = [
 _State = TypeVar("_State")
 
 _FLOOR = 1e-7  # of the largest curvature: flatter directions count as so steep
-_TRACE = 1e-12  # of ridge, where columns that differ for all clients do not differ for those who have answered
+_TRACE = 1e-12  # the least eigenvalue, where columns that differ for all clients do not for those who have answered
+_EXACT = 1e-14  # of the squares of the target: residuals that are smaller are rounding
+_WIDEST = 1e4  # entries of a root: standard deviations between clients over that of the noise
 _ALIKE = 1e-9  # share of a column's squares that columns before it leave unexplained: below, it says nothing new
 
 
@@ -144,7 +146,7 @@ def pivoted(lower: Tensor, diagonal: bool) -> tuple[Tensor, tuple[Tensor, Tensor
 def lowered(root: Tensor) -> Tensor:
     """The lower factor of A A^T.  [R, R]"""
     made: Tensor = torch.linalg.qr(root.T).R.T
-    return made
+    return made.clamp(-_WIDEST, _WIDEST)
 
 
 # -- the deviance -----------------------------------------------------------------------------------------------------
@@ -171,10 +173,11 @@ def profile(total: Tensor, logdet: float, n: float, kept: tuple[int, ...], reml:
     even = a / torch.outer(scale, scale)
     root, failed = torch.linalg.cholesky_ex(even)
     if bool(failed):
-        root = torch.linalg.cholesky(even + _TRACE * len(kept) * torch.eye(len(kept), dtype=torch.float64))
+        values, vectors = torch.linalg.eigh(even)
+        root = torch.linalg.qr((vectors * values.clamp(min=_TRACE).sqrt()).T).R.T
     inverse = torch.cholesky_inverse(root) / torch.outer(scale, scale)
     solved = torch.cholesky_solve((b / scale)[:, None], root)[:, 0] / scale
-    squares = max(float(total[-1, -1] - b @ solved), 1e-300)
+    squares = max(float(total[-1, -1] - b @ solved), _EXACT * float(total[-1, -1]), 1e-300)
     freedom = max(n - len(kept) * reml, 1.0)
     deviance = float(logdet) + freedom * (1 + math.log(2 * math.pi * squares / freedom))
     if reml:

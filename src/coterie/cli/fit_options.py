@@ -115,9 +115,9 @@ def fit_options(
         ),
         "model": {"hidden": layer_sizes(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
         "training": {}, "mixture": {"n_components": n_components}, "prior": {"rank": rank},
-        "mixed": {"slopes": _names(slopes)},
+        "mixed": {"slopes": slopes},
         "personal": {
-            "layers": _names(layers),
+            "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
             "stragglers": stragglers, "communication": communication,
             "clock": "trace" if trace is not None and clock is None else clock,
             "trace": None if trace is None else str(trace.resolve()),
@@ -128,11 +128,6 @@ def fit_options(
         tree[method_of(chosen.method).rounds or "training"]["rounds"] = rounds
         chosen = options(given(tree), file=config, sets=sets or ())
     return chosen
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    """Read a list like days,age."""
-    return None if text is None else tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def tell_method(name: str) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 from scipy.stats import chi2
 from torch import Tensor
 
@@ -82,7 +83,7 @@ def classes_found(
         **_likelihood(float(state.deviance), free, state.n),
         "test": _test(float(state.without - state.deviance), own, len(how.names)),
         "heterogeneity": [],
-        "new_client": {name: 1 / (1 + math.exp(-value)) for name, value in odds.items()},
+        "new_client": {name: float(expit(value)) for name, value in odds.items()},
         "new_row": None, "boundary": _at_boundary(psi),
     }  # fmt: skip
 

@@ -28,11 +28,14 @@ from coterie.models import Dense
 __all__ = ["check_mixed", "train_mixed"]
 
 _EXPECTED = 12  # messages that it takes, mostly
+_NOTHING = 1e-9  # of the target's variance that is left to rows: below, it is rounding
+_SEPARATED = 1e-3  # deviance of two classes: below, every row is told
 
 
 def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
     """Fit a mixed model, and measure it beside baselines."""
-    options, made = session.options, prepare(session, clients, None)
+    options = session.options
+    made = prepare(replace(session, options=_scaled(options)), clients, None)
     assert isinstance(made.model, Dense)
     how = design(clients.schema, made.scaling, options.mixed)
     classes, diagonal = made.model.loss == "cross_entropy", options.mixed.covariance == "diagonal"
@@ -45,6 +48,7 @@ def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
     state = done.states[0]
     if not state.n:
         raise RunError("no client has answered", "see that the nodes are there, and fit again")
+    _check_noise(state, how, options)
     found = _models(clients, made, how, state, options)
     entry, name = Entry(0, found.judge_ask(), found.learn_ask()), (options.method, _title(how))
     outcome, scores, per_client = measure_beside(session, made, entry, name, beside, copied(beside.private))
@@ -56,6 +60,11 @@ def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
     return Fitted(
         options, clients.schema, found, scores, per_client, done.rounds, _warnings(found, state), extra
     )  # fmt: skip
+
+
+def _scaled(options: FitOptions) -> FitOptions:
+    """Scale columns whatever the options say: estimates do not depend on it, and sums of products are more exact."""
+    return options.model_copy(update={"data": options.data.model_copy(update={"standardise": True})})
 
 
 def _models(
@@ -76,6 +85,15 @@ def _models(
     return MixedModels(made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling, quantities=found)
 
 
+def _check_noise(state: State | LaplaceState, how: Design, options: FitOptions) -> None:
+    """Refuse a target that columns and clients tell exactly: nothing is left to estimate errors from."""
+    if isinstance(state, LaplaceState):
+        return
+    at, y = best(state, how, options.mixed.reml), state.plain[-2:, -1] / state.n  # mean, and mean square
+    if at.squares / at.freedom < _NOTHING * float(y[1] - y[0] ** 2):
+        raise DataError("columns and clients tell the target exactly", "leave out columns that are made of the target")
+
+
 def _title(how: Design) -> str:
     return f"mixed model, {len(how.names)} random effect{'s' * (len(how.names) > 1)}"
 
@@ -87,6 +105,8 @@ def _warnings(found: MixedModels, state: State | LaplaceState) -> list[str]:
     if q["left_out"]:
         names = ", ".join(q["left_out"])
         out.append(f"without a fixed effect of their own, since other columns tell the same: {names}")
+    if isinstance(state, LaplaceState) and float(state.deviance) < _SEPARATED:
+        out.append("columns tell the two classes apart without error: coefficients have no finite estimates")
     if q["boundary"]:
         out.append("a variance of the random effects is zero, or a correlation is 1: the model has more than rows tell")
     return out
@@ -113,9 +133,15 @@ def check_mixed(clients: Clients, options: FitOptions, given: Given) -> None:
             "name fewer mixed.slopes, or set mixed.covariance=diagonal",
         )
     counts = clients.train.counts
-    if int((counts > 0).sum()) < 2:
+    there = int((counts > 0).sum())
+    if there < 2:
         raise DataError("random effects need two clients with training rows", "check the client column")
     if int(counts.sum()) < schema.n_features + 3:
         raise DataError(
             f"{int(counts.sum())} training rows are too few for {schema.n_features} columns", "leave columns out"
+        )
+    if schema.task == "regression" and int(counts.sum()) <= effects * there:
+        raise DataError(
+            f"{int(counts.sum())} training rows are too few for {effects} random effects of {there} clients",
+            "there must be more rows than random effects: name fewer mixed.slopes",
         )
