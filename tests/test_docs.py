@@ -25,7 +25,18 @@ import torch
 from pydantic import BaseModel
 from tools import limits, reference
 
-from coterie.algorithms import em, fedavg, fedgmm, fedgrem, ifca, mixed_logistic, mixed_model, one_shot, preparation
+from coterie.algorithms import (
+    em,
+    fedavg,
+    fedgmm,
+    fedgrem,
+    ifca,
+    mixed_clients,
+    mixed_logistic,
+    mixed_model,
+    one_shot,
+    preparation,
+)
 from coterie.algorithms.inference import adopt_ask, spread_ask
 from coterie.algorithms.starts import Start
 from coterie.config import FitOptions
@@ -352,7 +363,7 @@ def test_privacy_page_has_the_sizes_of_the_mixed_model() -> None:
     assert bytes_up(of_numbers) == 5 * 8 * ((k + 1) * (d + 2) ** 2 + r**2 + 2 * k**2 + 3)
     beta, noise = torch.zeros(d + 1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
     shared = {"basis": basis, "units": torch.eye(r, dtype=torch.float64), "beta": beta, "noise": noise}
-    spread = Ask(mixed_model.client_spread, shared, {name: Sum() for name in mixed_model.client_spread.answers})
+    spread = Ask(mixed_clients.client_spread, shared, {name: Sum() for name in mixed_clients.client_spread.answers})
     assert bytes_up(partial(asking, spread)) == 40 * r
     shared = {"beta": beta, "root": torch.eye(r, dtype=torch.float64), "basis": basis}
     odds = Ask(mixed_logistic.laplace_sums, shared, {name: Sum() for name in mixed_logistic.laplace_sums.answers})

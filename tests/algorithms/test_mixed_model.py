@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from coterie.algorithms.mixed_model import State, adapt_mixed_ask, mixed_model
+from coterie.algorithms.mixed_clients import adapt_mixed_ask
+from coterie.algorithms.mixed_model import State, mixed_model
 from coterie.algorithms.profiled import derivatives, factor, independent, pivoted, profile
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess

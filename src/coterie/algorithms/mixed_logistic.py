@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from coterie.algorithms.mixed_model import fresh_effects, kept_effects, plain_sums_ask
+from coterie.algorithms.mixed_clients import fresh_effects, kept_effects
+from coterie.algorithms.mixed_model import plain_sums_ask
 from coterie.algorithms.profiled import descent, entries, independent, pivoted, placed_anew
 from coterie.models import Dense
 from coterie.protocol import Ask, Block, Lockstep, Replies, Save, Sum, Tensors, answers

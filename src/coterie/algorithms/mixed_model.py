@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.algorithms.mixed_clients import client_spread, products, projected
 from coterie.algorithms.profiled import (
     Profile,
     Sums,
@@ -30,14 +31,9 @@ from coterie.algorithms.profiled import (
     placed_anew,
     profile,
 )
-from coterie.algorithms.random_effects import as_dense
-from coterie.models import Dense
 from coterie.protocol import Ask, Block, Lockstep, Replies, Save, Sum, Tensors, answers, from_sums
 
-__all__ = [
-    "State", "adapt_mixed", "adapt_mixed_ask", "client_spread", "fresh_effects", "kept_effects", "mixed_model",
-    "mixed_sums", "plain_sums_ask",
-]  # fmt: skip
+__all__ = ["State", "mixed_model", "mixed_sums", "plain_sums_ask"]
 
 _STARTS = (0.1, 0.4, 1.5, 6.0)  # standard deviations of random effects over that of the noise
 _LENGTHS = (1.0, 0.25, 4.0)  # of Newton's step that are tried at once, far from the minimum
@@ -47,7 +43,6 @@ _ROUNDING = 1e-6  # below, rounding hides what a step gains
 _SLACK = 1e-11  # of the deviance: its rounding
 _SHRINK = 0.02  # of the lengths, after a message in which none gained
 _TIRED = 3  # such messages, and no more
-_RANK = 1e-9  # of the largest eigenvalue: below, a client's rows do not tell all of its effects
 _SUMS = ("total", "logdet", "inner", "outer", "information", "curvature")
 _SPREAD = ("count", "precision", "squared", "first", "second")
 
@@ -217,66 +212,17 @@ def _chosen(
     return replace(state, failed=state.failed + 1)
 
 
-# -- clients' own effects -----------------------------------------------------------------------------------------------
-def adapt_mixed_ask(model: Dense, basis: Tensor, units: Tensor, beta: Tensor, covariance: Tensor, noise: Tensor) -> Ask:
-    """Ask clients to predict their random effects, and to keep them with the model that follows.
-
-    Parameters
-    ----------
-    model : Dense
-        Whose parameters are kept, as `theta`; `effects` and `deviation` [R] are kept beside, in the columns' own units.
-    basis, units : Tensor
-        [R, D + 1], [R, R] as in `mixed_model`.
-    beta : Tensor
-        [D + 1] fixed effects.
-    covariance : Tensor
-        [R, R] of random effects over that of the noise.
-    noise : Tensor
-        [] variance.
-    """
-    shared = {
-        "model": model, "basis": basis, "units": units, "beta": beta, "covariance": covariance, "noise": noise,
-    }  # fmt: skip
-    return Ask(adapt_mixed, shared, {}, fresh=fresh_effects(model, beta, len(basis)), scratch=len(beta))
-
-
-def fresh_effects(model: Dense, beta: Tensor, size: int) -> Tensors:
-    """What a client keeps that has shown nothing."""
-    nothing = torch.zeros(size, dtype=torch.float64)
-    return {"theta": as_dense(model, beta), "effects": nothing, "deviation": nothing.clone()}
-
-
 # -- on the client ----------------------------------------------------------------------------------------------------
-def _products(data: Block) -> Tensor:
-    """W^T W: sums of products of features, intercept and target.  [C, Q, Q]"""
-
-    def made() -> Tensor:
-        w = torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None].to(data.x.dtype)], -1)
-        w = (w * data.real[..., None]).to(torch.float64)
-        return torch.bmm(w.transpose(1, 2), w)
-
-    return data.once("products of features, intercept and target", made)
-
-
-def _projected(shared: dict[str, Any], products: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What random effects make of the products.  -> I + Z^T Z Psi, Z^T W, Z^T Z  [S, C, R, R], [S, C, R, Q], [S, C, R, R]"""
-    basis = shared["basis"]  # [S, R, D + 1]
-    zw = torch.einsum("srd,cdq->scrq", basis, products[:, :-1])
-    zz = torch.einsum("scrd,sqd->scrq", zw[..., :-1], basis)
-    unit = torch.eye(basis.shape[1], dtype=torch.float64)
-    return unit + zz @ shared["covariance"][:, None], zw, zz
-
-
 @answers(
     total=Sum(), logdet=Sum(), inner=Sum(), outer=Sum(), information=Sum(), curvature=Sum(), n=Sum(), there=Sum()
 )  # fmt: skip
 @from_sums
 def mixed_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """A client's part of the deviance and its derivatives, at one factor: see `Sums`."""
-    products = _products(data)
-    inside, zw, zz = _projected(shared, products)
+    sums = products(data)
+    inside, zw, zz = projected(shared, sums)
     b, c = torch.linalg.solve(inside, zw), torch.linalg.solve(inside, zz)  # Z^T V^-1 W, Z^T V^-1 Z
-    total = products - zw.transpose(-2, -1) @ shared["covariance"][:, None] @ b
+    total = sums - zw.transpose(-2, -1) @ shared["covariance"][:, None] @ b
     rows, columns = entries(zz.shape[-1], shared["diagonal"])
     half = b[..., rows, :, None] * b[..., columns, None, :]  # [S, C, K, Q, Q]
     outer = torch.where((rows == columns)[:, None, None], half, half + half.transpose(-2, -1))
@@ -297,47 +243,3 @@ def _pairs(c: Tensor, d: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     for (a, b), (e, f) in itertools.product(((rows, columns), (columns, rows)), repeat=2):
         found += c[..., b[:, None], e] * d[..., f[:, None], a].transpose(-2, -1)  # e_a e_b^T C e_e e_f^T D
     return found * one[:, None] * one
-
-
-@answers(count=Sum(), precision=Sum(), squared=Sum(), first=Sum(), second=Sum())
-@from_sums
-def client_spread(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """How a client's own estimate of each effect, from its rows alone, differs from the common one, by its precision w.
-
-    Own estimates are least squares on the columns that have random effects, with the other coefficients as they are for
-    all. Sums: 1, w, w^2, w d, w d^2 for the difference d; 0 where the rows do not tell all effects.
-    """
-    basis, units = shared["basis"], shared["units"]
-    zero = torch.zeros(len(basis), basis.shape[1], basis.shape[1], dtype=torch.float64)
-    _, zw, zz = _projected({**shared, "covariance": zero}, _products(data))
-    left = zw[..., -1] - torch.einsum("scrd,sd->scr", zw[..., :-1], shared["beta"])
-    values = torch.linalg.eigvalsh(zz)
-    clear = values[..., 0] > _RANK * values[..., -1].clamp(min=torch.finfo(torch.float64).tiny)  # [S, C]
-    unit = torch.eye(zz.shape[-1], dtype=torch.float64)
-    inverse = torch.linalg.inv(torch.where(clear[..., None, None], zz, unit))
-    d = torch.einsum("srq,scqp,scp->scr", units, inverse, left)
-    variance = torch.einsum("srq,scqp,srp->scr", units, inverse, units) * shared["noise"][:, None, None]
-    w = clear[..., None] / variance
-    count = clear[..., None].to(torch.float64).expand_as(w)
-    return {"count": count, "precision": w, "squared": w * w, "first": w * d, "second": w * d * d}, {}
-
-
-@answers()
-@from_sums
-def adapt_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Predict a client's random effects (BLUP), with conditional standard deviations, and keep them and its model."""
-    covariance = shared["covariance"][:, None]
-    inside, zw, zz = _projected(shared, _products(data))
-    left = zw[..., -1] - torch.einsum("scrd,sd->scr", zw[..., :-1], shared["beta"])  # Z^T (y - X beta)
-    b = (covariance @ torch.linalg.solve(inside, left[..., None]))[..., 0]
-    known = covariance - covariance @ torch.linalg.solve(inside, zz) @ covariance
-    return {}, kept_effects(shared, b, known * shared["noise"][:, None, None, None])
-
-
-def kept_effects(shared: dict[str, Any], b: Tensor, variance: Tensor) -> Tensors:
-    """What a client keeps of its random effects.  [S, C, R], [S, C, R, R]"""
-    units = shared["units"]
-    own = shared["beta"][:, None] + torch.einsum("scr,srd->scd", b, shared["basis"])
-    deviation = torch.einsum("srq,scqp,srp->scr", units, variance, units).clamp(min=0).sqrt()
-    effects = torch.einsum("srq,scq->scr", units, b)
-    return {"theta": as_dense(shared["model"], own), "effects": effects, "deviation": deviation}

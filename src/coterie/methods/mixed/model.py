@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from coterie.algorithms.mixed_clients import adapt_mixed_ask
 from coterie.algorithms.mixed_logistic import adapt_logit_ask
-from coterie.algorithms.mixed_model import adapt_mixed_ask
 from coterie.algorithms.random_effects import as_dense
 from coterie.data.schema import Schema
 from coterie.engines.checkpoint import save_tensors
