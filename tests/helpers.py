@@ -22,6 +22,8 @@ from coterie.algorithms import lg_fedavg as lg
 from coterie.algorithms import linear_by_fold as linear_folds
 from coterie.algorithms import linear_representation as linear
 from coterie.algorithms import maml as meta
+from coterie.algorithms import mixed_logistic as odds
+from coterie.algorithms import mixed_model as mixed
 from coterie.algorithms import moment_descent as moments
 from coterie.algorithms import newton_fedprox as prox
 from coterie.algorithms import newton_ifca as newton
@@ -451,6 +453,18 @@ def two_models(problem: linear_folds.Problem) -> newton.Clusters:
     return replace(none, theta=torch.randn(2, 1, 2, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
 
 
+def mixed_case(name: str, state: type, size: int = 2, **how: Any) -> Case:
+    """Random effects of the intercept, and of the first features."""
+    basis = torch.eye(4, dtype=torch.float64)[[3, 0, 1][:size]]
+    how |= {"basis": basis, "order": (0, 1, 2), "rounds": 12}
+    if state is mixed.State:
+        how["units"] = torch.eye(size, dtype=torch.float64)
+    algorithm = mixed.mixed_model if state is mixed.State else odds.mixed_logistic
+    classes = 0 if state is mixed.State else 2
+    # Whoever takes part, variances are found to more digits than deviances tell.
+    return Case(name, lambda seed: partial(algorithm, **how), state, classes=classes, weight="own", rounding=1e4)
+
+
 KINDS: dict[str, Any] = {"kinds": ("diagonal", "full"), "rounds": 4, "tag": "x", "model": "root"}
 FLAT: dict[str, Any] = {"base": torch.zeros(2, 4).double(), "spread": torch.ones(2).double(), "n_components": 2}
 
@@ -568,6 +582,9 @@ CASES: list[Case] = [
     linear_case("linear-representation"),
     linear_case("linear-representation-by-rows", start="random", weighting="rows", weight="rows"),
     linear_case("linear-representation-minibatch", batch_size=3, minibatch=True),
+    mixed_case("mixed-model", mixed.State),
+    mixed_case("mixed-model-diagonal", mixed.State, diagonal=True, reml=False),
+    mixed_case("mixed-logistic", odds.LaplaceState, size=1),
     folded_case("random-effects", effects.random_effects, effects.State, start=prior_of_two, **KINDS),
     folded_case(
         "random-effects-classes", effects.random_effects, effects.State, classes=2, start=prior_of_two, **KINDS

@@ -25,7 +25,18 @@ import torch
 from pydantic import BaseModel
 from tools import limits, reference
 
-from coterie.algorithms import em, fedavg, fedgmm, fedgrem, ifca, one_shot, preparation
+from coterie.algorithms import (
+    em,
+    fedavg,
+    fedgmm,
+    fedgrem,
+    ifca,
+    mixed_clients,
+    mixed_logistic,
+    mixed_model,
+    one_shot,
+    preparation,
+)
 from coterie.algorithms.inference import adopt_ask, spread_ask
 from coterie.algorithms.starts import Start
 from coterie.config import FitOptions
@@ -33,7 +44,7 @@ from coterie.engines.in_process import InProcess
 from coterie.estimators import ESTIMATORS
 from coterie.models import linear_regression, mlp
 from coterie.models.mixtures import Family, Gaussian, Regression
-from coterie.protocol import Ask, Save
+from coterie.protocol import Ask, Save, Sum
 from coterie.registry import METHODS
 from helpers import ragged
 from named_code import stale
@@ -342,6 +353,21 @@ def test_privacy_page_has_the_sizes_of_the_others() -> None:
     assert bytes_up(partial(preparation.safe_step_size, model=model)) == 8 * 9
     ridge = partial(fedavg.local_ridge, model=model, penalties=(0.1, 1.0), share=0.2, seed=0)
     assert bytes_up(ridge) == 8 * 2 + 16
+
+
+def test_privacy_page_has_the_sizes_of_the_mixed_model() -> None:
+    d, r, k = 3, 2, 3
+    basis = torch.eye(d + 1, dtype=torch.float64)[[3, 0]]
+    how: dict[str, Any] = {"basis": basis, "order": (0, 1, 2)}
+    of_numbers = partial(mixed_model.mixed_model, **how, units=torch.eye(r, dtype=torch.float64), rounds=1)
+    assert bytes_up(of_numbers) == 5 * 8 * ((k + 1) * (d + 2) ** 2 + r**2 + 2 * k**2 + 3)
+    beta, noise = torch.zeros(d + 1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    shared = {"basis": basis, "units": torch.eye(r, dtype=torch.float64), "beta": beta, "noise": noise}
+    spread = Ask(mixed_clients.client_spread, shared, {name: Sum() for name in mixed_clients.client_spread.answers})
+    assert bytes_up(partial(asking, spread)) == 40 * r
+    shared = {"beta": beta, "root": torch.eye(r, dtype=torch.float64), "basis": basis}
+    odds = Ask(mixed_logistic.laplace_sums, shared, {name: Sum() for name in mixed_logistic.laplace_sums.answers})
+    assert bytes_up(partial(asking, odds)) == 8 * ((d + 1) ** 2 + d + r**2 + 4)
 
 
 def test_privacy_page_has_the_sizes_of_the_starts() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from coterie.estimators.federated import *  # noqa: F403
     from coterie.estimators.federated_mixture import *  # noqa: F403
     from coterie.estimators.loading import *  # noqa: F403
+    from coterie.estimators.mixed import *  # noqa: F403
     from coterie.estimators.personal import *  # noqa: F403
     from coterie.runs.summarise import summarise as summarise
     from coterie.selection import compare as compare

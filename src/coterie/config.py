@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coterie import registry
 from coterie.errors import ConfigError
@@ -19,6 +19,7 @@ __all__ = [
     "ClusterOptions",
     "DataOptions",
     "FitOptions",
+    "MixedOptions",
     "MixtureOptions",
     "ModelOptions",
     "MomentOptions",
@@ -115,6 +116,21 @@ class PriorOptions(_Options, registry.PriorFields):
     """What linear models of clients' own need."""
 
 
+class MixedOptions(_Options, registry.MixedFields):
+    """What the mixed model needs."""
+
+    @field_validator("slopes", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return tuple(word.strip() for word in given.split(",") if word.strip()) if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _something_is_random(self) -> "MixedOptions":
+        if not self.random_intercept and not self.slopes:
+            raise ValueError("without a random intercept there must be random slopes: name columns")
+        return self
+
+
 def _known(method: str) -> str:
     if method != AUTO.name and method not in METHODS:
         *names, last = (f"'{name}'" for name in (AUTO.name, *METHODS))
@@ -136,6 +152,7 @@ class FitOptions(_Options):
     mixture: MixtureOptions = MixtureOptions()
     personal: PersonalOptions = PersonalOptions()
     prior: PriorOptions = PriorOptions()
+    mixed: MixedOptions = MixedOptions()
 
     @property
     def n_clusters(self) -> int | None:
@@ -169,7 +186,7 @@ def check_options(chosen: FitOptions) -> None:
 
 def _given(chosen: FitOptions) -> Iterator[tuple[str, str]]:
     """Group and name of every option of a method that is not as it would be if nobody had said anything."""
-    for group in ("clusters", "moments", "mixture", "personal", "prior", "model", "training"):
+    for group in ("clusters", "moments", "mixture", "personal", "prior", "mixed", "model", "training"):
         inside = getattr(chosen, group)
         fields = type(inside).model_fields
         yield from ((group, name) for name, value in inside if value != fields[name].default)

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, datac
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MultipleOf
 
-from coterie.limits import LARGEST_NUMBER, MOST_LAYERS, MOST_PARTS, MOST_STEPS, MOST_UNITS
+from coterie.limits import LARGEST_NUMBER, MOST_COLUMNS, MOST_LAYERS, MOST_NAME, MOST_PARTS, MOST_STEPS, MOST_UNITS
 
 __all__ = [
     "Components", "Covariance", "DescentSteps", "Descents", "Groups", "Heads", "Hidden",
-    "Intercept", "Layers", "Meta", "Momentum", "Networks", "Option",
+    "Intercept", "Layers", "Meta", "MixedEffects", "Momentum", "Networks", "Option",
     "Penalty", "Products", "Pull", "Rank", "RenamedSteps", "Ridge", "Rounds",
     "Sampling", "Spread", "Stages", "Starts", "Steps", "abouts", "options_in", "parameters",
 ]  # fmt: skip
@@ -406,6 +406,24 @@ class Rank:
     rank: Annotated[
         Several | None, "directions in which models differ; by default chosen by cross-validation within clients"
     ] = None
+
+
+@parameters
+class MixedEffects:
+    """Of mixed models."""
+
+    group: ClassVar[str] = "mixed"
+
+    slopes: Annotated[
+        tuple[Annotated[str, MaxLen(MOST_NAME)], ...],
+        MaxLen(MOST_COLUMNS),
+        "columns whose coefficients differ between clients (random slopes), like `days,age`; `all` for every column",
+    ] = ()
+    reml: Annotated[bool, "restricted maximum likelihood (REML) in place of maximum likelihood; for numbers"] = True
+    covariance: Annotated[
+        Literal["full", "diagonal"], "covariance of the random effects: correlated, or independent (`diagonal`)"
+    ] = "full"
+    random_intercept: Annotated[bool, "whether intercepts differ between clients"] = True
 
 
 # -- reading them -----------------------------------------------------------------------------------------------------

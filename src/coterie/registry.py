@@ -22,6 +22,7 @@ from coterie.option_fields import (
     Intercept,
     Layers,
     Meta,
+    MixedEffects,
     Momentum,
     Networks,
     Option,
@@ -105,6 +106,11 @@ class RepresentationOptions(Rank, Products):
     """Of linear models that differ in a few directions."""
 
 
+@parameters
+class MixedModelOptions(MixedEffects):
+    """Of the mixed model."""
+
+
 # -- all options of a group, in the order in which they are told -------------------------------------------------------
 @parameters
 class ModelFields(Networks):
@@ -139,6 +145,11 @@ class PersonalFields(Stages, Pull, Meta, Heads, Layers):
 @parameters
 class PriorFields(Rank, Spread, Penalty):
     """What linear models per client need."""
+
+
+@parameters
+class MixedFields(MixedEffects):
+    """What the mixed model needs."""
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------
@@ -293,6 +304,11 @@ for _method in (
     Method(
         "shrunk", "Random effects", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
         "effects", ShrunkOptions, "RandomEffects", instead=_LINEAR, sections=_PERSONAL,
+    ),
+    Method(
+        "mixed", "Mixed model", "the linear mixed model: estimates with standard errors, variance components and tests",
+        "shrunk", "mixed", MixedModelOptions, "MixedModel", "Laird and Ware, 1982; Bates et al., 2015",
+        instead=_LINEAR, sections=("coterie.report.mixed:mixed", *_PERSONAL),
     ),
     Method(
         "representation", "Low-rank models", "linear models that differ in a few common directions (low rank)",

@@ -113,6 +113,8 @@ FITS: dict[str, tuple[dict[str, Any], int]] = {
     "mixture": ({"method": "mixture", "mixture": MIXTURE}, 0),
     "local": ({"method": "local", "prior": {"penalty": 1.0}, "baselines": False}, 0),
     "representation-classes": ({"method": "representation", "prior": {"rank": 2}, "baselines": False}, 2),
+    "mixed-slopes": ({"method": "mixed", "mixed": {"slopes": ["x0", "x1"], "covariance": "diagonal"}}, 0),
+    "mixed-classes": ({"method": "mixed", "baselines": False}, 2),
     "mixture-neighbours": (
         {"method": "mixture", "mixture": {**MIXTURE, "neighbours": 2}, "baselines": False},
         0,

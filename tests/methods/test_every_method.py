@@ -27,6 +27,7 @@ SMALL = {
     "personal": ["--rounds", "2", "--set", "training.participation=0.6"],
     "mixture": ["--rounds", "3", "--components", "2", "--set", "mixture.restarts=2", "--set", "mixture.c_lambda=1"],
     "effects": [],
+    "mixed": [],
 }
 
 

@@ -43,6 +43,7 @@ def both(sites: Sites) -> tuple[coterie.Clients, coterie.Clients]:
         ("local", {}),
         ("shrunk", {}),
         ("representation", {"prior": {"rank": 1}}),
+        ("mixed", {"mixed": {"slopes": ["age"]}}),
     ],
 )
 def test_predictions_and_scores_are_those_of_the_rows(
@@ -75,7 +76,9 @@ def test_rows_that_a_client_draws_itself_have_the_sums_of_those_it_would_have_dr
     assert ours["loss"].tolist() == pytest.approx(rows["loss"].tolist(), rel=1e-9)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"fedavg", "ifca", "local", "shrunk", "representation"}))
+@pytest.mark.parametrize(
+    "method", sorted(set(METHODS) - {"fedavg", "ifca", "local", "shrunk", "representation", "mixed"})
+)
 def test_methods_that_look_at_single_rows_are_refused(
     both: tuple[coterie.Clients, coterie.Clients], method: str
 ) -> None:

@@ -62,6 +62,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
     "local": ({}, POOLED),
     "shrunk": ({}, POOLED + 2 * EM),
     "representation": ({}, POOLED + 2 * EM + EM // 2),
+    "mixed": ({"mixed": {"slopes": ["x0"]}}, 15),
 }
 WITH_ROUNDS = {"ifca", "fedrep", "maml", "fedavg", "moment-descent"}
 FEW = rows(n_clients=10)

@@ -73,6 +73,9 @@ def fit_options(
     rank: Annotated[
         int | None, typer.Option(help="Rank of low-rank models (representation); by default chosen on held-out rows.")
     ] = None,
+    slopes: Annotated[
+        str | None, typer.Option(help="Columns with random slopes (mixed), like days,age; all for every column.")
+    ] = None,
     starts: Annotated[int | None, typer.Option(help="Starts to compare on held-out rows.")] = None,
     hidden: Hidden = None,
     layers: Annotated[
@@ -112,6 +115,7 @@ def fit_options(
         ),
         "model": {"hidden": layer_sizes(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
         "training": {}, "mixture": {"n_components": n_components}, "prior": {"rank": rank},
+        "mixed": {"slopes": slopes},
         "personal": {
             "layers": None if layers is None else tuple(word.strip() for word in layers.split(",") if word.strip()),
             "stragglers": stragglers, "communication": communication,

@@ -2,7 +2,7 @@
 """Estimators of personal models: what all share, and what is each client's own."""
 
 from dataclasses import field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -46,7 +46,8 @@ __all__ = [
 class Personalised(Supervised):
     """What estimators of personal models share."""
 
-    doubts = ("diverged", "training ended with")
+    doubts: ClassVar[tuple[str, ...]] = ("diverged", "training ended with")
+    serves_strangers: ClassVar[bool] = False  # whether a new client needs no labelled rows
 
     personal_: Personal = field(init=False)
 
@@ -88,6 +89,8 @@ class Personalised(Supervised):
         own, known = self.personal_.of(prepared.names)
         strangers = np.flatnonzero(~known.numpy())
         if not len(strangers):
+            return own
+        if prepared.y is None and self.serves_strangers:
             return own
         if prepared.y is None:
             raise DataError(

@@ -5,6 +5,8 @@ from coterie.methods.base import Family
 from coterie.methods.cluster_models import ClusterModels
 from coterie.methods.clusters import check_clusters, train_clusters
 from coterie.methods.effects import EffectModels, check_effects, train_effects
+from coterie.methods.mixed.model import MixedModels
+from coterie.methods.mixed.run import check_mixed, train_mixed
 from coterie.methods.mixture.model import Mixtures
 from coterie.methods.mixture.run import check_mixture, train_mixture
 from coterie.methods.mixture.scores import MixtureScore
@@ -19,6 +21,7 @@ FAMILIES = {
     "mixture": Family(Mixtures, check_mixture, train_mixture, MixtureScore),
     "personal": Family(Personal, check_personal, train_personal),
     "effects": Family(EffectModels, check_effects, train_effects),
+    "mixed": Family(MixedModels, check_mixed, train_mixed),
 }
 
 

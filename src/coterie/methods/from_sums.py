@@ -8,7 +8,7 @@ from coterie.methods.base import Given
 
 __all__ = ["check_sums"]
 
-_METHODS = ("fedavg", "ifca", "local", "shrunk", "representation")
+_METHODS = ("fedavg", "ifca", "local", "shrunk", "representation", "mixed")
 
 
 def check_sums(clients: Clients, options: FitOptions, given: Given) -> None:

@@ -127,6 +127,78 @@ class Spread(Said):
     best_decile: float | None = None
 
 
+class Estimate(Said):
+    """A quantity with its interval, and where it has them its name and standard error."""
+
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    name: Name | None = None
+    error: float | None = None
+
+
+class Variance(Said):
+    """How a coefficient varies between clients."""
+
+    name: Name
+    variance: float | None = None
+    sd: float | None = None
+
+
+class RatioTest(Said):
+    """A likelihood ratio."""
+
+    statistic: float | None = None
+    freedom: Count | None = None
+    p: float | None = None
+    mixture: bool | None = None
+
+
+class Heterogeneity(Said):
+    """How clients' own estimates differ."""
+
+    name: Name
+    clients: Count | None = None
+    q: float | None = None
+    freedom: Count | None = None
+    p: float | None = None
+    i2: float | None = None
+    tau2: float | None = None
+    mean: float | None = None
+    error: float | None = None
+
+
+class Mixed(Said):
+    """A mixed model."""
+
+    rows: Count
+    clients: Count
+    reml: bool
+    covariance: Name
+    left_out: Names
+    fixed: Annotated[list[Estimate], FirstFault(), Field(max_length=MOST_FEATURES)]
+    random: Annotated[list[Variance], FirstFault(), Field(min_length=1, max_length=MOST_FEATURES)]
+    correlations: Table
+    residual_sd: float | None
+    icc: float | None
+    log_likelihood: float | None
+    deviance: float | None
+    parameters: Count
+    aic: float | None
+    bic: float | None
+    test: RatioTest
+    heterogeneity: Annotated[list[Heterogeneity], FirstFault(), Field(max_length=MOST_FEATURES)]
+    new_client: Estimate
+    new_row: Estimate | None
+    boundary: bool
+
+    @model_validator(mode="after")
+    def _square(self) -> Self:
+        if any(len(row) != len(self.random) for row in self.correlations) or len(self.correlations) != len(self.random):
+            raise ValueError("correlations are not of the random effects")
+        return self
+
+
 class Why(Said):
     """What a comparison said before the fit."""
 
@@ -170,6 +242,7 @@ class Results(Said):
     virtual_time: float | None = None
     never_visited: Count | None = None
     setting: Group | None = None
+    mixed: Mixed | None = None
 
 
 class RunDocument(Said):

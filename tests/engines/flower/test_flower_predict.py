@@ -19,6 +19,7 @@ OPTIONS = {
     "fedrep": {"training": {"rounds": 3}, "model": {"hidden": [4]}, "baselines": False},
     "ditto": {"training": {"rounds": 3}, "baselines": False},
     "shrunk": {"prior": {"spread": "diagonal"}, "baselines": False},
+    "mixed": {"mixed": {"slopes": ["x0"]}, "baselines": False},
 }
 
 

@@ -20,7 +20,7 @@ __all__ = ["parts_fitted", "personal_predictions"]
 def personal_predictions(model: Personalised, path: Path) -> tuple[pa.Table, list[str]]:
     """Predict every row of a file, labelled or not.  -> (client, known, prediction) in the file's order, warnings
 
-    A client that is not known fits its personal part to those of its rows that have a target.
+    A client that is not known fits its personal part to those of its rows that have a target; some models need none.
     """
     clients, names = read_features(model.schema_, path)
     rows = clients.train
@@ -60,11 +60,14 @@ def _parts(model: Personalised, path: Path, rows: Ragged) -> tuple[Tensor, Tenso
     clients = read_filled(model.schema_, path).train
     place = {} if clients.y is None else {name: i for i, name in enumerate(clients.names.tolist())}
     lost = [name for name in rows.names[strangers].tolist() if name not in place]
-    if lost:
+    if lost and not model.serves_strangers:
         raise DataError(
             f"client '{lost[0]}' is new and has no row with a '{model.schema_.target}' to fit its parameters to",
             f"fill in '{model.schema_.target}' in some of its rows",
         )
+    strangers = np.array([i for i in strangers if str(rows.names[i]) in place], dtype=np.int64)
+    if not len(strangers):
+        return own, known
     labelled = clients.only(np.array([place[name] for name in rows.names[strangers].tolist()]))
     own = own.clone()
     own[torch.from_numpy(strangers)] = model.assign(labelled).own
