@@ -23,6 +23,7 @@ __all__ = [
     "ModelOptions",
     "MomentOptions",
     "PersonalOptions",
+    "PredictionOptions",
     "PriorOptions",
     "TrainingOptions",
     "check_options",
@@ -115,6 +116,10 @@ class PriorOptions(_Options, registry.PriorFields):
     """What linear models of clients' own need."""
 
 
+class PredictionOptions(_Options, registry.PredictionFields):
+    """What is made of a model's outputs: classes, and intervals of numbers."""
+
+
 def _known(method: str) -> str:
     if method != AUTO.name and method not in METHODS:
         *names, last = (f"'{name}'" for name in (AUTO.name, *METHODS))
@@ -136,6 +141,7 @@ class FitOptions(_Options):
     mixture: MixtureOptions = MixtureOptions()
     personal: PersonalOptions = PersonalOptions()
     prior: PriorOptions = PriorOptions()
+    predictions: PredictionOptions = PredictionOptions()
 
     @property
     def n_clusters(self) -> int | None:
@@ -169,7 +175,7 @@ def check_options(chosen: FitOptions) -> None:
 
 def _given(chosen: FitOptions) -> Iterator[tuple[str, str]]:
     """Group and name of every option of a method that is not as it would be if nobody had said anything."""
-    for group in ("clusters", "moments", "mixture", "personal", "prior", "model", "training"):
+    for group in ("clusters", "moments", "mixture", "personal", "prior", "model", "training", "predictions"):
         inside = getattr(chosen, group)
         fields = type(inside).model_fields
         yield from ((group, name) for name, value in inside if value != fields[name].default)

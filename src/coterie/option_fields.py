@@ -14,9 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MultipleOf
 from coterie.limits import LARGEST_NUMBER, MOST_LAYERS, MOST_PARTS, MOST_STEPS, MOST_UNITS
 
 __all__ = [
-    "Components", "Covariance", "DescentSteps", "Descents", "Groups", "Heads", "Hidden",
+    "Components", "Covariance", "Covering", "DescentSteps", "Descents", "Groups", "Heads", "Hidden",
     "Intercept", "Layers", "Meta", "Momentum", "Networks", "Option",
-    "Penalty", "Products", "Pull", "Rank", "RenamedSteps", "Ridge", "Rounds",
+    "Penalty", "Predicting", "Products", "Pull", "Rank", "RenamedSteps", "Ridge", "Rounds",
     "Sampling", "Spread", "Stages", "Starts", "Steps", "abouts", "options_in", "parameters",
 ]  # fmt: skip
 
@@ -405,6 +405,33 @@ class Rank:
     rank: Annotated[
         Several | None, "directions in which models differ; by default chosen by cross-validation within clients"
     ] = None
+
+
+@parameters
+class Covering:
+    """Of predictions of numbers."""
+
+    group: ClassVar[str] = "predictions"
+
+    coverage: Annotated[
+        Annotated[float, Gt(0), Lt(1)] | None,
+        "hold calibration rows out of training rows, for conformal prediction intervals that cover this share of rows",
+    ] = None
+
+
+@parameters
+class Predicting(Covering):
+    """Of predictions of numbers, and of classes."""
+
+    group: ClassVar[str] = "predictions"
+
+    class_weights: Annotated[
+        Literal["balanced"] | dict[str, Positive] | None,
+        "what a row of each class counts in training: `balanced` (all classes alike) or numbers by class",
+    ] = None
+    threshold: Annotated[
+        float, Gt(0), Lt(1), "of two classes, the probability of the second from which on it is predicted"
+    ] = 0.5
 
 
 # -- reading them -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from coterie.limits import LARGEST_RESULT
 from coterie.lock import LOCK
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
+from coterie.methods.intervals import Intervals
 from coterie.methods.mixture.stored import StoredMixtures, read_choice
 from coterie.methods.personal.model import Personal
 from coterie.methods.run_tables import events, hide_untested
@@ -99,11 +100,14 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
     make_folder(folder / "models")
     fitted.models.save(folder, fitted.schema)
+    if "intervals" in fitted.extra:
+        fitted.extra["intervals"].save(folder)
     _write_table(folder / "rounds.parquet", fitted.models.rounds(fitted))
     _write_table(folder / "clients.parquet", _clients(fitted))
     found = {
         "methods": [asdict(score) for score in fitted.scores],
         **fitted.models.results(fitted),
+        **{name: fitted.extra[name] for name in ("probabilities", "coverage") if name in fitted.extra},
         "warnings": fitted.warnings,
         "events": events(fitted.rounds),
         **({} if fitted.traffic is None else vars(fitted.traffic)),
@@ -190,7 +194,9 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Pa
         models = models.at_node(folder, state)
     known = [one.name for one in fields(family.score)]
     scores = [family.score(**{name: said.get(name) for name in known}) for said in found["methods"]]
-    extra = {"counted": read_choice(found.get("components_choice"))} if isinstance(models, StoredMixtures) else {}
+    extra: dict[str, Any] = {"counted": read_choice(found.get("components_choice"))} if isinstance(models, StoredMixtures) else {}
+    if (intervals := Intervals.load(folder)) is not None:
+        extra["intervals"] = intervals
     counted = [found.get(one.name) for one in fields(Traffic)]
     return Fitted(
         options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"],
