@@ -93,7 +93,7 @@ def calibrate_intervals(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[Tensors, Tensors]:
     """The share of a client's residuals in every bin, and its own conformal quantiles (infinite with too few rows)."""
-    residual = _residuals(shared, private, data).abs()  # [S, C, N]
+    residual = _residuals(shared, private, data).abs().contiguous()  # [S, C, N]
     place = torch.searchsorted(_edges(), residual).clamp(max=_BINS - 1)
     weights = data.weights.double().expand_as(residual)
     shares = torch.zeros(*residual.shape[:2], _BINS, dtype=torch.float64).scatter_add_(-1, place, weights)

@@ -131,7 +131,8 @@ def predict_command(
     out_: Out = None,
     state: NodeState = None,
     interval: Annotated[
-        float | None, typer.Option(help="Of numbers: write lower and upper ends that cover this share of rows, like 0.9.")
+        float | None,
+        typer.Option(help="Of numbers: write lower and upper ends that cover this share of rows, like 0.9."),
     ] = None,
     how: Annotated[
         str | None, typer.Option(help="Intervals from calibration rows (conformal) or from the model (model).")

@@ -106,7 +106,9 @@ def fit_options(
     ] = None,
     coverage: Annotated[
         float | None,
-        typer.Option(help="Of numbers: hold out calibration rows, for intervals that cover this share of rows, like 0.9."),
+        typer.Option(
+            help="Of numbers: hold out calibration rows, for intervals that cover this share of rows, like 0.9."
+        ),
     ] = None,
     baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,

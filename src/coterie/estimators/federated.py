@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
-from coterie.errors import DataError
-from coterie.estimators.base import Supervised, estimator
+from coterie.estimators.base import estimator
 from coterie.estimators.rows import labelled
+from coterie.estimators.supervised import Supervised
 from coterie.evaluate import Measured, Placed
 from coterie.local import outputs
 from coterie.methods.base import Fitted

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
-from coterie.estimators.base import Supervised, estimator
+from coterie.estimators.base import estimator
 from coterie.estimators.rows import labelled
+from coterie.estimators.supervised import Supervised
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
 from coterie.methods.effects import EffectModels
@@ -66,11 +67,13 @@ class Personalised(Supervised):
         return self.personal_.adopt(self.prepared(rows))
 
     def client_scores(self, clients: Any, y: Any = None, groups: Any = None) -> dict[str, float]:
-        """Accuracy, or root mean squared error, of every client that has rows, by name; new ones are judged as by `score`."""
+        """Accuracy, or root mean squared error, of every client that has rows; new ones are judged as by `score`."""
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
         sums: dict[str, list[float]] = {}
         for part, measured in self._judged(rows):
-            for name, value, n in zip(part.names.tolist(), measured.metric.tolist(), measured.rows.tolist(), strict=True):
+            for name, value, n in zip(
+                part.names.tolist(), measured.metric.tolist(), measured.rows.tolist(), strict=True
+            ):
                 found = sums.setdefault(name, [0.0, 0.0])
                 found[0], found[1] = found[0] + value * n, found[1] + n
         right = {name: value / n for name, (value, n) in sums.items() if n}

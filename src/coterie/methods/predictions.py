@@ -153,7 +153,7 @@ def _of_classes(
 ) -> Predicted:
     at = slot(entry.run, 2)
     asks: dict[str, dict[int, Ask]] = {
-        side: {at: influence_ask(entry.judge, told["counts"][:, :2])} for side, told in outcome.more.items()
+        side: {at: influence_ask(entry.judge, told["counts"])} for side, told in outcome.more.items()
     }
     if population is not None and made.newcomers is not None:
         judge = population.ask(made)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.probabilities import OWN, ranked
+from coterie.algorithms.probabilities import OWN, bin_centres, ranked
 from coterie.evaluate import Measured
 from coterie.protocol import Replies
 
@@ -47,7 +47,7 @@ def class_measures(
         That classes were decided by.
     """
     counts, confusion, own = told["counts"], told["confusion"], _named(told["own"])
-    found, rows = ranked(counts[:, :2]), own["rows"]
+    found, rows = ranked(counts), own["rows"]
     within = Resampled(rows, seed)
     out: dict[str, Any] = {"rows": int(rows.sum()), "clients": int((rows > 0).sum())}
     out["accuracy"] = within.mean(measured.metric.double())
@@ -96,9 +96,10 @@ class Resampled:
 
 
 def _calibration(counts: Tensor) -> dict[str, Any]:
-    """Mean probability and share of the class, in groups of rows with similar probabilities.  counts [3, BINS]"""
-    negative, positive, total = counts
+    """Mean probability and share of the class, in groups of rows with similar probabilities.  counts [2, BINS]"""
+    negative, positive = counts
     rows = negative + positive
+    total = rows * bin_centres().sigmoid()
     place = ((rows.cumsum(0) - rows / 2) / rows.sum().clamp(min=1) * _GROUPS).long().clamp(0, _GROUPS - 1)
     n, hits, sums = (
         torch.zeros(_GROUPS, dtype=torch.float64).scatter_add_(0, place, value) for value in (rows, positive, total)

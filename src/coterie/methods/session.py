@@ -337,7 +337,10 @@ def _deciding(session: Session, model: Model, rows: Ragged, classes: tuple[str, 
     elif asked.class_weights == "balanced":
         count = session.ask(rows, class_counts_ask(len(classes)))["count"].clamp(min=1)
         weights = tuple((count.sum() / len(classes) / count).tolist())
-    return replace(model, class_weights=weights, threshold=asked.threshold)
+    threshold = model.threshold if asked.threshold == 0.5 else asked.threshold  # one's own model may have its own
+    if (weights, threshold) == (model.class_weights, model.threshold):
+        return model
+    return replace(model, class_weights=weights, threshold=threshold)
 
 
 def learnt_scaling(session: Session, clients: Clients, *, divide: bool, degree: int = 1) -> Scaling:

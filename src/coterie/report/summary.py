@@ -13,7 +13,10 @@ from coterie.report.run_folder import Run, number
 
 __all__ = ["Comparison", "Fact", "comparison", "facts", "headline", "method_name", "started"]
 
-_SCORES = {"test": "held-out rows", "train": "training rows", "new_clients": "new clients"}
+_SCORES = {
+    "test": "held-out rows", "train": "training rows", "new_clients": "new clients",
+    "new_clients_unlabelled": "new clients without labels",
+}  # fmt: skip
 _R2 = {"test_r2": "held-out R²", "train_r2": "training R²"}  # the first that there is
 
 

@@ -30,7 +30,7 @@ from coterie.methods.families import family_of
 from coterie.methods.intervals import Intervals
 from coterie.methods.mixture.stored import StoredMixtures, read_choice
 from coterie.methods.personal.model import Personal
-from coterie.methods.run_tables import events, hide_untested
+from coterie.methods.run_tables import events, hide_undefined, hide_untested
 from coterie.models import Model
 from coterie.registry import METHODS
 from coterie.report.run_document import FinishedDocument
@@ -141,6 +141,7 @@ def _clients(fitted: Fitted) -> pa.Table:
     columns: dict[str, Any] = {"client": fitted.models.names.tolist(), **fitted.models.clients(fitted)}
     columns |= {name: value.numpy() for name, value in fitted.per_client.items()}
     hide_untested(columns)
+    hide_undefined(columns)
     return pa.table({name: columns[name] for name in sorted(columns, key=lambda name: name.startswith("map_"))})
 
 
@@ -194,7 +195,9 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Pa
         models = models.at_node(folder, state)
     known = [one.name for one in fields(family.score)]
     scores = [family.score(**{name: said.get(name) for name in known}) for said in found["methods"]]
-    extra: dict[str, Any] = {"counted": read_choice(found.get("components_choice"))} if isinstance(models, StoredMixtures) else {}
+    extra: dict[str, Any] = (
+        {"counted": read_choice(found.get("components_choice"))} if isinstance(models, StoredMixtures) else {}
+    )
     if (intervals := Intervals.load(folder)) is not None:
         extra["intervals"] = intervals
     counted = [found.get(one.name) for one in fields(Traffic)]

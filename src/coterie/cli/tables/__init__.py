@@ -5,19 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from coterie.cli.tables.clusters import assignments
 from coterie.cli.tables.files import check_ending, write_rows
 from coterie.cli.tables.mixture import adoptions, components
 from coterie.cli.tables.personal import parts_fitted
-from coterie.cli.tables.predicted import Asked, predictions
+from coterie.cli.tables.predicted import Asked, Said, predictions
 from coterie.errors import ConfigError
 from coterie.estimators import Federated, FederatedMixture, Personalised
 
 __all__ = ["Asked", "assigned", "check_ending", "predicted", "write_rows"]
-
-Said = tuple[pa.Table, list[str]]  # a table, and what a user should know
 
 _PLACED: dict[type[Any], Callable[[Any, Path], Said]] = {
     Federated: assignments,

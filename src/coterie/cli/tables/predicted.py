@@ -13,10 +13,12 @@ from coterie.cli.tables.files import read_features, read_filled, unknown_levels,
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
 from coterie.estimators import Federated, Personalised
-from coterie.estimators.base import Served
+from coterie.estimators.supervised import Served
 from coterie.methods.intervals import How
 
 __all__ = ["Asked", "predictions"]
+
+Said = tuple[pa.Table, list[str]]  # a table, and what a user should know
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Asked:
     how: How | None = None
 
 
-def predictions(model: Federated | Personalised, path: Path, asked: Asked) -> tuple[pa.Table, list[str]]:
+def predictions(model: Federated | Personalised, path: Path, asked: Asked = Asked()) -> Said:  # noqa: B008
     """Predict every row of a file, in its order.  -> table, warnings
 
     Columns: client, label (of clusters) or known, prediction; of classes a probability of each; with an interval, lower and
@@ -47,11 +49,12 @@ def predictions(model: Federated | Personalised, path: Path, asked: Asked) -> tu
     """
     _check(model, asked)
     clients, names = read_features(model.schema_, path)
-    rows, labelled = clients.train, _labelled(model, path, len(names))
+    rows = clients.train
+    labelled = None if bool(model.knows(rows.names).all()) else _labelled(model, path, len(names))
     prepared = model.prepared(rows)
     found = model.served(prepared, None if labelled is None else model.prepared(labelled[0]))
     out = _in_file(rows, names, _columns(model, prepared, found, asked))
-    if labelled is not None and not bool(found.known.all()):
+    if labelled is not None:
         _without_own_target(model, labelled, names, out, asked, found, rows)
     columns: dict[str, Any] = {"client": names}
     if isinstance(model, Federated):
