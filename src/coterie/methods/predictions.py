@@ -71,8 +71,11 @@ class Predicted:
     unlabelled: float | None = None  # the metric at new clients without labelled rows
 
     def of(self, scores: list[Score]) -> list[Score]:
-        """The method's score says so too."""
-        return [replace(scores[0], new_clients_unlabelled=self.unlabelled), *scores[1:]]
+        """Scores say so too; one model for all serves clients alike, with labels and without."""
+        return [replace(scores[0], new_clients_unlabelled=self.unlabelled)] + [
+            replace(one, new_clients_unlabelled=one.new_clients) if one.method == "global" else one
+            for one in scores[1:]
+        ]
 
 
 def check_predictions(clients: Clients, options: FitOptions) -> None:
@@ -200,6 +203,8 @@ def _of_numbers(
         extra["coverage"], per_client = _covered(
             session, made, entry, outcome, population, intervals, coverage or COVERAGE, uncertain
         )
+    if made.calibration is not None:
+        per_client["rows_calibration"] = made.calibration.counts
     return Predicted(extra, per_client, unlabelled)
 
 

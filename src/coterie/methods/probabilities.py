@@ -142,7 +142,8 @@ def client_measures(told: Replies, measured: Measured) -> dict[str, Tensor]:
     for name, (middle, error) in errors.items():
         reach = _Z * error / (middle * (1 - middle))
         out[name] = own[name]
-        out[f"{name}_low"], out[f"{name}_high"] = ((middle.logit() + side * reach).sigmoid() for side in (-1, 1))
+        low, high = ((middle.logit() + side * reach).sigmoid() for side in (-1, 1))
+        out[f"{name}_low"], out[f"{name}_high"] = torch.minimum(low, own[name]), torch.maximum(high, own[name])
     for name in ("log_loss", "brier"):
         out[name] = own[name]
         out[f"{name}_low"], out[f"{name}_high"] = (own[name] + side * _Z * own[f"{name}_error"] for side in (-1, 1))

@@ -14,14 +14,13 @@ from coterie.report.section import Section, section
 
 __all__ = ["intervals", "probabilities"]
 
-_SIDES = {
-    "test": "held-out rows", "new": "new clients, half of their rows labelled", "unlabelled": "new clients, no labels",
-}  # fmt: skip
+_SIDES = {"test": "held-out rows", "new": "new clients", "unlabelled": "new clients without labels"}
 _MEASURES = {
     "auroc": "AUROC", "average_precision": "average precision", "log_loss": "log loss", "brier": "Brier score",
     "accuracy": "accuracy", "base_rate": "share of the largest class",
 }  # fmt: skip
 _SHARES = ("accuracy", "base_rate")
+_NEW = " New clients are judged by half of their rows, and have a model by the other half where that is labelled."
 _HOWS = {"conformal": "conformal", "model": "from the model"}
 
 Rows = list[tuple[str, list[str]]]
@@ -37,8 +36,8 @@ def probabilities(run: Run) -> Section | None:
     return section(
         "probabilities",
         "Probabilities",
-        head=list(_MEASURES.values()),
-        rows=[(_SIDES[name], [_measure(said, key) for key in _MEASURES]) for name, said in found.items()],
+        head=[_SIDES[name] for name in found],
+        rows=[(name, [_measure(said, key) for said in found.values()]) for key, name in _MEASURES.items()],
         sentences=_sentences(run, found[side]),
         figures=[f for f in (_calibration(found[side], _SIDES[side]),) if f is not None],
     )
@@ -55,7 +54,7 @@ def _measure(said: dict[str, Any], key: str) -> str:
 
 
 def _sentences(run: Run, said: dict[str, Any]) -> list[str]:
-    out = ["In parentheses: 95 % intervals from resampling clients."]
+    out = [f"In parentheses: 95 % intervals from resampling clients.{_NEW}"]
     within = number((said.get("auroc") or {}).get("within"))
     if within is not None:
         out[0] += f" AUROC comes from counts in bins, and is off by {fixed(within, 4)} at most."
@@ -134,7 +133,7 @@ def intervals(run: Run) -> Section | None:
 def _interval_sentences(found: dict[str, Any], level: float) -> list[str]:
     out = [
         f"Intervals are to contain {percent(level)} of rows. In parentheses: 95 % intervals from resampling clients. "
-        "Clients that are new have the intervals of the population model."
+        f"Clients that are new have the intervals of the population model.{_NEW}"
     ]
     own, pooled = number(found.get("calibrated")), number(found.get("pooled"))
     if own is None or pooled is None:

@@ -40,6 +40,7 @@ _TITLES = {
     "certain": "clear?",
     "rows_train": "rows",
     "rows_test": "held out",
+    "rows_calibration": "to calibrate",
     "train_loss": "train loss",
     "test_loss": "test loss",
     "train_log_likelihood": "train log-likelihood",

@@ -126,7 +126,10 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _data(fitted: Fitted) -> dict[str, Any]:
-    schema, counts = fitted.schema, [fitted.per_client.get(name) for name in ("rows_train", "rows_test")]
+    schema, counts = (
+        fitted.schema,
+        [fitted.per_client.get(name) for name in ("rows_train", "rows_test", "rows_calibration")],
+    )
     return {
         "path": fitted.options.data.path, "client": schema.client, "target": schema.target, "task": schema.task,
         "n_clients": len(fitted.models.names), "n_rows": sum(int(n.sum()) for n in counts if n is not None),
