@@ -163,7 +163,7 @@ class _LogOdds:
         self.x = torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
         self.y = data.target
         self.train, self.held = problem.masks(data)
-        self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
+        self.n, self.n_held = ((mask > 0).to(mask.dtype).sum(-1)[:, None] for mask in (self.train, self.held))
 
     def loss(self, theta: Tensor) -> Tensor:
         return -self._sum(self._log_p(theta), self.train)
