@@ -316,9 +316,12 @@ def test_a_new_client_is_served_from_its_labelled_rows(run: Path, data: Path, tm
     assert fitted.num_rows == M
     lines = [line.rpartition(",")[0] + "," if line.startswith('"new"') else line for line in text.splitlines()]
     (tmp_path / "blank.csv").write_text("\n".join(lines) + "\n")
-    sentence, hint = refused("predict", run, tmp_path / "blank.csv")
-    assert "client 'new' is new" in sentence
-    assert "fill in 'y'" in hint
+    told = coterie("predict", run, tmp_path / "blank.csv")
+    assert told.err == "warning: 1 new client has no labelled rows, and the model for all is used\n"
+    blank, mine = table(told.out), np.asarray(made["client"].to_pylist()) == "new"
+    before, after = (one["prediction"].to_numpy() for one in (made, blank))
+    np.testing.assert_allclose(after[~mine], before[~mine])
+    assert not np.isclose(after[mine], before[mine]).any()
 
 
 def test_the_report_shows_time_and_who_took_part(run: Path) -> None:

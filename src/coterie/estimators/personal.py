@@ -62,9 +62,12 @@ class Personalised(Supervised):
         return self
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Adopted:
-        """Fit personal parameters of clients, old or new, to their labelled rows, without storing them."""
-        rows = labelled(self._rows(clients, y, groups))
-        return self.personal_.adopt(self.prepared(rows))
+        """Fit personal parameters of clients, old or new, to their labelled rows, without storing them.
+
+        How well that serves them is measured on each half of their rows, with parameters of the other half.
+        """
+        rows = self.prepared(labelled(self._rows(clients, y, groups)))
+        return Adopted(rows.names, self._fitted(rows), self._measured_crossed(rows), self.knows(rows.names))
 
     def client_scores(self, clients: Any, y: Any = None, groups: Any = None) -> dict[str, float]:
         """Accuracy, or root mean squared error, of every client that has rows; new ones are judged as by `score`."""

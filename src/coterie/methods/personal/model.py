@@ -49,7 +49,8 @@ class Adopted:
     own : Tensor
         [M, ...] their personal parts.
     measured : Measured
-        Loss and accuracy (of numbers: mean squared error, in scaled units) on these same rows, and how many there are.
+        Loss and accuracy (of numbers: mean squared error, in scaled units) on each half of these rows, with a part that is
+        fitted to the other half; and how many rows there are.
     known : Tensor
         [M] whether a client already has a part of its own, which this does not change.
     """
@@ -175,11 +176,6 @@ class Personal:
             return common
         mean = self.own.mean(0)
         return split(self.model, self.layers).join(self.theta, mean) if self.layers else mean
-
-    def adopt(self, rows: Ragged) -> Adopted:
-        """Fit the personal parts of clients, old or new, to their labelled rows; what all share stays as it is."""
-        own = self.fitted(rows)
-        return Adopted(rows.names, own, self.measured(rows, own), self.of(rows.names)[1])
 
     def joined(self, new: Adopted) -> "Personal":
         """Take clients in with the parts that they have fitted; those that had one keep the new one."""
