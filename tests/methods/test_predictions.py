@@ -359,3 +359,28 @@ def test_scores_of_new_clients_do_not_fit_on_the_rows_they_score(method: str) ->
     assert np.corrcoef(predicted, y_sorted)[0, 1] < 0.15
     mean = 1 - ((y_sorted - predicted) ** 2).mean() / y.var()
     assert made.score(x, y, new) == pytest.approx(mean, abs=1e-5)  # they are the same predictions
+
+
+# -- real data --------------------------------------------------------------------------------------------------------
+def test_probabilities_of_landmines_are_those_of_scikit_learn(shared_data: Path) -> None:
+    path = shared_data / "landmine_29fields.csv.gz"
+    clients = coterie.read(path, client="field", target="mine", test_size=0.3, new_clients=0.2)
+    found = fit(clients, options({"method": "fedavg", "training": {"rounds": 50}}))
+    p, (y, _) = estimator(found).predict_proba(clients)[:, 1], in_order(clients.test)
+    said = found.extra["probabilities"]["test"]
+    assert said["auroc"]["value"] == pytest.approx(roc_auc_score(y, p), abs=1e-3)
+    assert said["average_precision"]["value"] == pytest.approx(average_precision_score(y, p), abs=1e-3)
+    assert said["log_loss"]["value"] == pytest.approx(log_loss(y, p), rel=1e-9)
+    assert said["brier"]["value"] == pytest.approx(brier_score_loss(y, p), rel=1e-9)
+    assert said["base_rate"]["value"] > 0.92  # accuracy alone would say that all is well
+
+
+def test_intervals_of_exam_scores_cover_what_they_say(shared_data: Path) -> None:
+    """2,400 held-out rows of 111 schools, and 1,600 rows of 28 schools that were not there."""
+    path = shared_data / "school_exam_139schools.csv.gz"
+    clients = coterie.read(path, client="school", target="score", new_clients=0.2)
+    chosen = {"method": "shrunk", "prior": {"spread": "intercept"}, "predictions": {"coverage": 0.9}}
+    said = fit(clients, options(chosen)).extra["coverage"]
+    for side in ("test", "new", "unlabelled"):
+        assert 0.86 < said["conformal"][side]["value"] < 0.95, side
+        assert 0.84 < said["model"][side]["value"] < 0.95, side

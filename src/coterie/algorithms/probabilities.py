@@ -2,7 +2,7 @@
 """How good are predicted probabilities? Clients count their rows by log odds, in fixed bins, and the counts are summed.
 
 The area under the ROC curve, the average precision and the calibration of all clients' rows together follow from these
-sums: rows of a bin count as ties. That is as precise as the bins are narrow: they are 0.006 wide, and the area is off by at
+sums: rows of a bin count as ties. That is as precise as the bins are narrow: up to four classes 0.006. The area is off by at
 most half the share of pairs of a positive and a negative row that share a bin (`Ranked.within`). Log loss and Brier score
 are means over rows, and exact. What a client says of its own rows alone is exact as well.
 
@@ -20,11 +20,12 @@ from coterie.models import decided
 from coterie.protocol import Ask, Block, Fold, Limit, Stack, Sum, Tensors, answers
 
 __all__ = [
-    "BINS", "OWN", "Ranked", "bin_centres", "influence_ask", "probabilities_ask", "ranked", "tell_influence",
+    "BINS", "OWN", "Ranked", "bin_centres", "bins_for", "influence_ask", "probabilities_ask", "ranked", "tell_influence",
     "tell_probabilities",
 ]  # fmt: skip
 
-BINS = 4096
+BINS = 4096  # of up to four classes
+_ALL_BINS, _LEAST_BINS = 16384, 1024  # of more than four, which share them
 _REACH = 12.0  # log odds beyond which rows count as ties: probabilities of 6e-6
 _FAR = 1e6  # outputs beyond are taken as this
 _CLIENT_ROWS = 8  # that clients are taken to have, where memory is sized by rows
@@ -40,22 +41,27 @@ def probabilities_ask(judge: Ask) -> Ask:
     model = judge.shared["model"]
     views = 1 if model.n_outputs == 2 else model.n_outputs
     fold: dict[str, Fold] = {"counts": Sum(), "confusion": Sum(), "own": Stack()}
-    scratch = model.n_outputs * 8 + 2 * BINS * views // _CLIENT_ROWS
+    scratch = model.n_outputs * 8 + 2 * bins_for(model.n_outputs) * views // _CLIENT_ROWS
     return replace(
         judge, step=tell_probabilities, fold=fold, scratch=scratch, limits={"own": Limit(finite=False)}
     )  # what a client of one class does not have is not a number
 
 
 def influence_ask(judge: Ask, counts: Tensor) -> Ask:
-    """Ask how area and average precision of all rows would change if a client counted more.  counts [V, 2, BINS]"""
-    scratch = judge.shared["model"].n_outputs * 8 + 4 * BINS * len(counts) // _CLIENT_ROWS
+    """Ask how area and average precision of all rows would change if a client counted more.  counts [V, 2, B]"""
+    scratch = judge.shared["model"].n_outputs * 8 + 4 * counts.numel() // _CLIENT_ROWS
     shared = {**judge.shared, "counts": counts}
     return replace(judge, step=tell_influence, shared=shared, fold={"influence": Stack()}, scratch=scratch, limits={})
 
 
-def bin_centres() -> Tensor:
-    """The log odds in the middle of every bin.  [BINS]"""
-    return (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / BINS) - _REACH
+def bins_for(n_classes: int) -> int:
+    """How many bins each class has: the more classes, the fewer."""
+    return max(_LEAST_BINS, min(BINS, _ALL_BINS // n_classes))
+
+
+def bin_centres(bins: int) -> Tensor:
+    """The log odds in the middle of every bin.  [B]"""
+    return (torch.arange(bins, dtype=torch.float64) + 0.5) * (2 * _REACH / bins) - _REACH
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,8 @@ class Ranked:
 
 
 def ranked(counts: Tensor) -> Ranked:
-    """Area under the ROC curve and average precision.  counts [..., 2, BINS]"""
-    negative, positive = counts.unbind(-2)
+    """Area under the ROC curve and average precision.  counts [..., 2, B]"""
+    negative, positive = counts.double().unbind(-2)
     n, p = negative.sum(-1), positive.sum(-1)
     pairs = torch.where((n > 0) & (p > 0), n * p, torch.nan)
     won = (positive * (_below(negative) + negative / 2)).sum(-1)
@@ -96,7 +102,7 @@ def tell_probabilities(
     """Count rows by class and log odds, and by class and prediction; and say what the client's own rows make of them."""
     scores = _scores(shared, private, data)  # [S, C, N, O]
     odds, positive, p = _views(scores, data)  # [S, C, V, N], [C, V, N], [S, C, N, O]
-    counts = _counted(odds, positive, data)
+    counts = _counted(odds, positive, data).float()  # exact up to 16 million rows of a bin
     classes = scores.shape[-1]
     predicted = decided(scores, shared["model"].threshold)
     one_hot = torch.nn.functional.one_hot
@@ -110,8 +116,8 @@ def tell_probabilities(
 def tell_influence(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """By how much the area and the average precision of all rows change, for each time that the client counts more."""
     odds, positive, _ = _views(_scores(shared, private, data), data)
-    own = _counted(odds, positive, data)  # [S, C, V, 2, BINS]
-    counts = shared["counts"][:, None]  # [S, 1, V, 2, BINS]
+    own = _counted(odds, positive, data)  # [S, C, V, 2, B]
+    counts = shared["counts"][:, None].double()  # [S, 1, V, 2, B]
     found = ranked(counts)
     (own_n, own_p), (n, p) = own.unbind(-2), counts.unbind(-2)
     total_n, total_p = n.sum(-1), p.sum(-1)
@@ -141,11 +147,12 @@ def _views(scores: Tensor, data: Block) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _counted(odds: Tensor, positive: Tensor, data: Block) -> Tensor:
-    """Count negative and positive rows by bin.  odds [S, C, V, N], positive [C, V, N] -> [S, C, V, 2, BINS]"""
-    place = ((odds + _REACH) * (BINS / (2 * _REACH))).clamp(0, BINS - 1).long()
+    """Count negative and positive rows by bin.  odds [S, C, V, N], positive [C, V, N] -> [S, C, V, 2, B]"""
+    bins = bins_for(max(2, odds.shape[2]))
+    place = ((odds + _REACH) * (bins / (2 * _REACH))).clamp(0, bins - 1).long()
     who = torch.stack([~positive, positive], 2) & data.real[:, None, None]  # [C, V, 2, N]
     there = who.double().expand(*odds.shape[:3], *who.shape[2:])
-    out = torch.zeros(*there.shape[:-1], BINS, dtype=torch.float64)
+    out = torch.zeros(*there.shape[:-1], bins, dtype=torch.float64)
     return out.scatter_add_(-1, place[..., None, :].expand_as(there), there)
 
 

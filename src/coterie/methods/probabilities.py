@@ -46,7 +46,7 @@ def class_measures(
     threshold : float
         That classes were decided by.
     """
-    counts, confusion, own = told["counts"], told["confusion"], _named(told["own"])
+    counts, confusion, own = told["counts"].double(), told["confusion"], _named(told["own"])
     found, rows = ranked(counts), own["rows"]
     within = Resampled(rows, seed)
     out: dict[str, Any] = {"rows": int(rows.sum()), "clients": int((rows > 0).sum())}
@@ -96,10 +96,10 @@ class Resampled:
 
 
 def _calibration(counts: Tensor) -> dict[str, Any]:
-    """Mean probability and share of the class, in groups of rows with similar probabilities.  counts [2, BINS]"""
+    """Mean probability and share of the class, in groups of rows with similar probabilities.  counts [2, B]"""
     negative, positive = counts
     rows = negative + positive
-    total = rows * bin_centres().sigmoid()
+    total = rows * bin_centres(counts.shape[-1]).sigmoid()
     place = ((rows.cumsum(0) - rows / 2) / rows.sum().clamp(min=1) * _GROUPS).long().clamp(0, _GROUPS - 1)
     n, hits, sums = (
         torch.zeros(_GROUPS, dtype=torch.float64).scatter_add_(0, place, value) for value in (rows, positive, total)
