@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
-from coterie.errors import DataError
+from coterie.errors import DataError, RunError
 from coterie.estimators.base import estimator
 from coterie.estimators.rows import labelled
 from coterie.estimators.supervised import Supervised
@@ -93,13 +93,17 @@ class Personalised(Supervised):
             self.spread_ = found.extra["spread"]
 
     def _mixture(self) -> tuple[Tensor, Tensor]:
+        if not len(self.personal_.names):  # who is new cannot be told here
+            raise RunError(
+                "personal parameters are stored at the clients",
+                "predict there: coterie predict RUN DATA --state FOLDER",
+            )
         common = self.personal_.population
-        if common is None and len(self.personal_.names):  # a run of an earlier version
-            common = self.personal_.for_all(None)
+        if common is None:
+            common = self.personal_.for_all(None)  # of a run of an earlier version, or of parts that stayed on a node
         if common is None:
             raise DataError(
-                "the client is new and has no targets, and there is no model for all: own models stayed with clients",
-                "give `adopt` some labelled rows, or fit with baselines",
+                "the client is new and has no targets, and there is no model for all", "give `adopt` some labelled rows"
             )
         return common[None], torch.ones(1, dtype=torch.float64)
 
