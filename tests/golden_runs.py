@@ -44,6 +44,8 @@ _INSIDE = (
     "models.safetensors",
     "clients.safetensors",
     "state.safetensors",
+    "intervals.safetensors",
+    "uncertainty.safetensors",
 )  # how a model is stored is our own business
 
 

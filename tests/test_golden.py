@@ -42,6 +42,14 @@ INTERRUPTED = {
 }  # fmt: skip
 
 
+MEASURES = ("metric", "auroc", "average_precision", "log_loss", "brier")
+LATER = {
+    "messages", "bytes_up", "bytes_down", "report", "config", "new_clients_unlabelled", "probabilities", "coverage",
+    "class_weights", "threshold", "base_rate", "models/intervals.safetensors", "models/uncertainty.safetensors",
+    *(f"{name}_{end}" for name in MEASURES for end in ("low", "high")), *MEASURES[1:],
+}  # fmt: skip
+
+
 @pytest.fixture
 def writing(request: pytest.FixtureRequest) -> str | None:
     asked: str | None = request.config.getoption("--write-golden")
@@ -61,11 +69,15 @@ def expected_before(name: str) -> dict[str, Any]:
 
 
 def what_matters(found: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on how many messages there were, nor on options that came later."""
+    """What does not depend on how many messages there were, nor on options and measures that came later."""
     return {
-        key: what_matters(inner) if isinstance(inner, dict) else inner
+        key: [what_matters(one) if isinstance(one, dict) else one for one in inner]
+        if isinstance(inner, list)
+        else what_matters(inner)
+        if isinstance(inner, dict)
+        else inner
         for key, inner in found.items()
-        if key not in ("messages", "bytes_up", "bytes_down", "report", "config")
+        if key not in LATER and not key.startswith("probability_")
     }
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "ModelOptions",
     "MomentOptions",
     "PersonalOptions",
+    "PredictionOptions",
     "PriorOptions",
     "TrainingOptions",
     "check_options",
@@ -131,6 +132,10 @@ class MixedOptions(_Options, registry.MixedFields):
         return self
 
 
+class PredictionOptions(_Options, registry.PredictionFields):
+    """What is made of a model's outputs: classes, and intervals of numbers."""
+
+
 def _known(method: str) -> str:
     if method != AUTO.name and method not in METHODS:
         *names, last = (f"'{name}'" for name in (AUTO.name, *METHODS))
@@ -153,6 +158,7 @@ class FitOptions(_Options):
     personal: PersonalOptions = PersonalOptions()
     prior: PriorOptions = PriorOptions()
     mixed: MixedOptions = MixedOptions()
+    predictions: PredictionOptions = PredictionOptions()
 
     @property
     def n_clusters(self) -> int | None:
@@ -186,7 +192,7 @@ def check_options(chosen: FitOptions) -> None:
 
 def _given(chosen: FitOptions) -> Iterator[tuple[str, str]]:
     """Group and name of every option of a method that is not as it would be if nobody had said anything."""
-    for group in ("clusters", "moments", "mixture", "personal", "prior", "mixed", "model", "training"):
+    for group in ("clusters", "moments", "mixture", "personal", "prior", "mixed", "model", "training", "predictions"):
         inside = getattr(chosen, group)
         fields = type(inside).model_fields
         yield from ((group, name) for name, value in inside if value != fields[name].default)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from coterie.errors import DataError
-from coterie.local import chosen, client_losses, outputs, own_outputs, worst_if_nan
-from coterie.models import Model, row_loss
+from coterie.local import chosen, client_losses, outputs, own_outputs, served, worst_if_nan
+from coterie.models import Model, decided, row_loss
 from coterie.protocol import Ask, Block, Limit, Stack, Sum, Tensors, answers, from_sums
 
 __all__ = [
@@ -19,11 +19,13 @@ __all__ = [
     "Measured",
     "Placed",
     "adjusted_rand",
+    "class_counts_ask",
     "judged",
     "match_errors",
     "match_labels",
     "match_models",
     "measure_ask",
+    "measure_mixed_ask",
     "measure_own_ask",
     "measure_placed_ask",
     "place_ask",
@@ -135,6 +137,21 @@ def measure_own_ask(model: Model) -> Ask:
     return Ask(measure_own, {"model": model}, {name: Stack() for name in ("loss", "metric", "rows")}, fresh=fresh)
 
 
+def measure_mixed_ask(model: Model, theta: Tensor, share: Tensor) -> Ask:
+    """Ask clients how well the mixture of models theta [K, P] with shares [K] serves them; make a `Measured` of it."""
+    return Ask(
+        measure_mixed,
+        {"model": model, "theta": theta, "share": share},
+        {name: Stack() for name in ("loss", "metric", "rows")},
+        scratch=len(theta) * model.n_outputs,
+    )
+
+
+def class_counts_ask(n_classes: int) -> Ask:
+    """Ask how many rows there are of every class."""
+    return Ask(class_counts, {"n_classes": n_classes}, {"count": Sum()}, scratch=n_classes)
+
+
 def target_ask(about: Tensor) -> Ask:
     """Ask for sums over all rows' targets: how many there are, of them, and of their squares about a value."""
     return Ask(target_sums, {"about": about}, {name: Sum() for name in ("n", "sum", "square")})
@@ -192,6 +209,20 @@ def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     return judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
 
 
+@answers(loss=Stack(), metric=Stack(), rows=Stack())
+@from_sums
+def measure_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Judge a mixture of models that is the same for all clients."""
+    return judged(shared["model"], served(shared, {}, data), data), {}
+
+
+@answers(count=Sum())
+def class_counts(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
+    """Count a client's rows by class."""
+    there = torch.nn.functional.one_hot(data.target, shared["n_classes"]) * data.real[..., None]
+    return {"count": there.sum(1).double()[None]}, {}
+
+
 @answers(n=Sum(), sum=Sum(), square=Sum())
 @from_sums
 def target_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -212,7 +243,8 @@ def _metric(model: Model, scores: Tensor, loss: Tensor, data: Block) -> Tensor:
     """Share of rows predicted right; of numbers, the loss.  [S, C, N, O], [S, C] -> [S, C]"""
     if model.loss != "cross_entropy":
         return loss
-    return torch.einsum("scn,cn->sc", (scores.argmax(-1) == data.target).to(data.weights.dtype), data.weights)
+    right = (decided(scores, model.threshold) == data.target).to(data.weights.dtype)
+    return torch.einsum("scn,cn->sc", right, data.weights)
 
 
 # -- against planted truth --------------------------------------------------------------------------------------------

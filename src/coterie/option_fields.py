@@ -14,9 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MultipleOf
 from coterie.limits import LARGEST_NUMBER, MOST_COLUMNS, MOST_LAYERS, MOST_NAME, MOST_PARTS, MOST_STEPS, MOST_UNITS
 
 __all__ = [
-    "Components", "Covariance", "DescentSteps", "Descents", "Groups", "Heads", "Hidden",
+    "Components", "Covariance", "Covering", "DescentSteps", "Descents", "Groups", "Heads", "Hidden",
     "Intercept", "Layers", "Meta", "MixedEffects", "Momentum", "Networks", "Option",
-    "Penalty", "Products", "Pull", "Rank", "RenamedSteps", "Ridge", "Rounds",
+    "Penalty", "Predicting", "Products", "Pull", "Rank", "RenamedSteps", "Ridge", "Rounds",
     "Sampling", "Spread", "Stages", "Starts", "Steps", "abouts", "options_in", "parameters",
 ]  # fmt: skip
 
@@ -424,6 +424,33 @@ class MixedEffects:
         Literal["full", "diagonal"], "covariance of the random effects: correlated, or independent (`diagonal`)"
     ] = "full"
     random_intercept: Annotated[bool, "whether intercepts differ between clients"] = True
+
+
+@parameters
+class Covering:
+    """Of predictions of numbers."""
+
+    group: ClassVar[str] = "predictions"
+
+    coverage: Annotated[
+        Annotated[float, Gt(0), Lt(1)] | None,
+        "hold calibration rows out of training rows, for conformal prediction intervals that cover this share of rows",
+    ] = None
+
+
+@parameters
+class Predicting(Covering):
+    """Of predictions of numbers, and of classes."""
+
+    group: ClassVar[str] = "predictions"
+
+    class_weights: Annotated[
+        Literal["balanced"] | dict[str, Positive] | None,
+        "what a row of each class counts in training: `balanced` (all classes alike) or numbers by class",
+    ] = None
+    threshold: Annotated[
+        float, Gt(0), Lt(1), "of two classes, the probability of the second from which on it is predicted"
+    ] = 0.5
 
 
 # -- reading them -----------------------------------------------------------------------------------------------------

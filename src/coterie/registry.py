@@ -14,6 +14,7 @@ from coterie.errors import ConfigError
 from coterie.option_fields import (
     Components,
     Covariance,
+    Covering,
     Descents,
     DescentSteps,
     Groups,
@@ -27,6 +28,7 @@ from coterie.option_fields import (
     Networks,
     Option,
     Penalty,
+    Predicting,
     Products,
     Pull,
     Rank,
@@ -47,17 +49,17 @@ __all__ = ["AUTO", "METHODS", "Method", "method_of", "register", "takers"]
 
 # -- options of methods -----------------------------------------------------------------------------------------------
 @parameters
-class FedAvgOptions(Steps, Rounds, Networks):
+class FedAvgOptions(Predicting, Steps, Rounds, Networks):
     """Of FedAvg and FedProx."""
 
 
 @parameters
-class IFCAOptions(Starts, Groups, Steps, Rounds, Networks):
+class IFCAOptions(Predicting, Starts, Groups, Steps, Rounds, Networks):
     """Of IFCA."""
 
 
 @parameters
-class MomentDescentOptions(RenamedSteps, Descents, Groups, Steps, Rounds, Ridge):
+class MomentDescentOptions(Covering, RenamedSteps, Descents, Groups, Steps, Rounds, Ridge):
     """Of moment descent."""
 
 
@@ -67,7 +69,7 @@ class MixtureOptions(Components, Sampling, Intercept):
 
 
 @parameters
-class PassesOptions(Stages, Momentum, Rounds, Networks):
+class PassesOptions(Predicting, Stages, Momentum, Rounds, Networks):
     """Of personal models that are trained in passes."""
 
 
@@ -82,7 +84,7 @@ class FedRepOptions(Heads, SplitOptions):
 
 
 @parameters
-class MAMLOptions(Meta, Stages, Rounds, Networks):
+class MAMLOptions(Predicting, Meta, Stages, Rounds, Networks):
     """Of MAML."""
 
 
@@ -92,23 +94,28 @@ class DittoOptions(Pull, PassesOptions):
 
 
 @parameters
-class LocalOptions(Penalty, Products):
+class LocalOptions(Predicting, Penalty, Products):
     """Of a linear model for each client alone."""
 
 
 @parameters
-class ShrunkOptions(Covariance, Products):
+class ShrunkOptions(Predicting, Covariance, Products):
     """Of linear models that are drawn to a common one."""
 
 
 @parameters
-class RepresentationOptions(Rank, Products):
+class RepresentationOptions(Predicting, Rank, Products):
     """Of linear models that differ in a few directions."""
 
 
 @parameters
-class MixedModelOptions(MixedEffects):
+class MixedModelOptions(Predicting, MixedEffects):
     """Of the mixed model."""
+
+
+@parameters
+class AutoOptions(Predicting, Hidden):
+    """Of what a comparison chooses."""
 
 
 # -- all options of a group, in the order in which they are told -------------------------------------------------------
@@ -150,6 +157,11 @@ class PriorFields(Rank, Spread, Penalty):
 @parameters
 class MixedFields(MixedEffects):
     """What the mixed model needs."""
+
+
+@parameters
+class PredictionFields(Predicting):
+    """What is made of outputs: classes, and intervals of numbers."""
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------
@@ -322,7 +334,7 @@ for _method in (
     register(_method)
 
 AUTO = Method(
-    "auto", "auto", "compare structures, then fit the chosen one", "", "", Hidden,
+    "auto", "auto", "compare structures, then fit the chosen one", "", "", AutoOptions,
     refusal="with --method auto the comparison decides",
 )  # fmt: skip
 

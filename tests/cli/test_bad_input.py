@@ -408,9 +408,8 @@ def test_a_file_without_the_client_column(run: Path, tmp_path: Path, command: st
 
 def test_unknown_clients_without_a_target(run: Path, tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("site,x0,x1,x2\ns00,1,2,3\nstranger,1,2,3\n")
-    sentence, hint = refused("predict", run, tmp_path / "n.csv")
-    assert sentence == "client 'stranger' is new and has no row with a 'y' to assign it by"
-    assert hint == "fill in 'y' in some of its rows"
+    told = coterie("predict", run, tmp_path / "n.csv")
+    assert told.err == "warning: 1 new client has no labelled rows, and the model for all is used\n"
     sentence, _ = refused("assign", run, tmp_path / "n.csv")
     assert sentence == f"{tmp_path / 'n.csv'} has no target 'y', and clients are assigned by their labelled rows"
 

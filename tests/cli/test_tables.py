@@ -10,14 +10,16 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 
-from coterie import IFCA, FedAvg
+from coterie import IFCA, FedAvg, Local
 from coterie.cli.tables import check_ending, write_rows
-from coterie.cli.tables.clusters import assignments, predictions
+from coterie.cli.tables.clusters import assignments
+from coterie.cli.tables.predicted import Asked, predictions
 from coterie.data.readers import read
 from coterie.errors import ConfigError, DataError
 from planted import Planted, planted
 
 OLD, NEW = planted(8, 20), planted(4, 15, seed=5, prefix="new")
+WORDS = planted(8, 30, classes=True)
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +92,66 @@ def test_known_clients_keep_their_model_whatever_their_rows_say(tmp_path: Path, 
     assert table["label"].to_pylist() == [label_of(model)[name] for name in swapped]
 
 
-def test_a_new_client_without_a_labelled_row_cannot_be_predicted(tmp_path: Path, model: IFCA) -> None:
+def test_a_new_client_without_a_labelled_row_is_served_by_all_models_by_their_clients(
+    tmp_path: Path, model: IFCA
+) -> None:
     columns = together(OLD, NEW)
-    columns["y"] = pa.array(columns["y"], mask=columns["site"] == "new02")
-    with pytest.raises(DataError, match="client 'new02' is new and has no row with a 'y'"):
-        predictions(model, write(tmp_path / "t.csv", columns))
+    lost = columns["site"] == "new02"
+    columns["y"] = pa.array(columns["y"], mask=lost)
+    table, said = predictions(model, write(tmp_path / "t.csv", columns))
+    assert [label for label, mine in zip(table["label"].to_pylist(), lost, strict=True) if mine] == [None] * 15
+    assert said == ["1 new client has no labelled rows, and the model for all is used"]
+    x = (NEW.x[NEW.groups == "new02"] - model.scaling_.mean.numpy()) / model.scaling_.scale.numpy()
+    theta = model.theta_.numpy()
+    each = x @ theta[:, :3].T + theta[:, 3]  # [N, K]
+    share = np.bincount(model.labels_, minlength=2) / len(model.labels_)
+    want = each @ share * float(model.scaling_.y_scale) + float(model.scaling_.y_mean)
+    np.testing.assert_allclose(table["prediction"].to_numpy()[lost], want, rtol=1e-9)
     del columns["y"]
-    with pytest.raises(DataError, match="client 'new00' is new") as caught:
-        predictions(model, write(tmp_path / "t.parquet", columns))
-    assert caught.value.hint == "fill in 'y' in some of its rows"
+    again, said = predictions(model, write(tmp_path / "t.parquet", columns))
+    assert again["prediction"].to_numpy()[lost] == pytest.approx(want)
+    assert said == ["4 new clients have no labelled rows, and the model for all is used"]
+
+
+def test_labelled_rows_of_a_new_client_are_not_predicted_by_a_model_that_has_seen_their_targets(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(400, 8)), rng.normal(size=400)  # nothing to learn, and much room to learn it by heart
+    data = {"site": np.repeat([f"c{i:02d}" for i in range(20)], 20), "y": y} | {f"x{i}": x[:, i] for i in range(8)}
+    made = Local(penalty=1e-3).fit(read(write(tmp_path / "t.csv", data), client="site", target="y", test_size=0.0))
+    new = data | {"site": np.char.replace(data["site"], "c", "n")}
+    table, said = predictions(made, write(tmp_path / "n.csv", new))
+    assert said == []
+    assert np.corrcoef(table["prediction"].to_numpy(), y)[0, 1] < 0.2
+    known, _ = predictions(made, tmp_path / "t.csv")
+    assert np.corrcoef(known["prediction"].to_numpy(), y)[0, 1] > 0.4
+
+
+def test_probabilities_of_all_classes_and_a_threshold(tmp_path: Path) -> None:
+    made = FedAvg(rounds=20).fit(read(WORDS.write(tmp_path / "t.csv"), client="site", target="y"))
+    table, _ = predictions(made, tmp_path / "t.csv")
+    names = [f"probability_{name}" for name in made.schema_.classes]
+    assert table.column_names == ["client", "label", "prediction", *names]
+    p = np.stack([table[name].to_numpy() for name in names], 1)
+    np.testing.assert_allclose(p, made.predict_proba(WORDS.x, WORDS.groups), rtol=1e-12)
+    np.testing.assert_allclose(p.sum(1), 1)
+    assert table["prediction"].to_pylist() == [made.schema_.classes[k] for k in p.argmax(1)]
+    bold, _ = predictions(made, tmp_path / "t.csv", Asked(threshold=0.2))
+    assert bold["prediction"].to_pylist() == [made.schema_.classes[int(value >= 0.2)] for value in p[:, 1]]
+    with pytest.raises(ConfigError, match="intervals are of numbers"):
+        predictions(made, tmp_path / "t.csv", Asked(interval=0.9))
+
+
+def test_intervals_have_two_columns(tmp_path: Path, model: IFCA) -> None:
+    table, _ = predictions(model, write(tmp_path / "t.csv", together(OLD, NEW)), Asked(interval=0.9))
+    assert table.column_names == ["client", "label", "prediction", "lower", "upper"]
+    low, middle, high = (table[name].to_numpy() for name in ("lower", "prediction", "upper"))
+    np.testing.assert_allclose(middle - low, high - middle, rtol=1e-9)
+    new = np.char.startswith(np.asarray(table["client"].to_pylist()), "new")
+    assert (high - low)[new].min() > 2 * (high - low)[~new].max()  # two groups far apart: who is new may be of either
+    with pytest.raises(ConfigError, match="no calibration rows were held out"):
+        predictions(model, tmp_path / "t.csv", Asked(interval=0.9, how="conformal"))
+    with pytest.raises(ConfigError, match="a threshold is for classes"):
+        predictions(model, tmp_path / "t.csv", Asked(threshold=0.3))
 
 
 def test_missing_features_are_filled(tmp_path: Path, model: IFCA) -> None:

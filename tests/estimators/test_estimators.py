@@ -330,9 +330,11 @@ def test_known_clients_keep_their_model_whatever_their_rows_say(regression: IFCA
     assert regression.score(other.x, other.y, groups=other.groups) > 0.9
 
 
-def test_a_new_client_without_targets_cannot_be_predicted(regression: IFCA) -> None:
-    with pytest.raises(DataError, match="client 'zz' is new and has no targets"):
-        regression.predict(NUMBERS.x[:2], groups=["s00", "zz"])
+def test_a_new_client_without_targets_is_served_by_all_models(regression: IFCA) -> None:
+    x = NUMBERS.x[:1].repeat(3, 0)
+    first, new, second = regression.predict(x, groups=["s00", "zz", "s01"])
+    assert new == pytest.approx((first + second) / 2)  # half of the clients are in either group
+    assert first != pytest.approx(second, rel=0.01)
     model = FedAvg(rounds=2).fit(NUMBERS.x, NUMBERS.y, groups=NUMBERS.groups)
     assert model.predict(NUMBERS.x[:2], groups=["s00", "zz"]).shape == (2,)  # one model needs no placing
 

@@ -155,7 +155,7 @@ def test_local_models_are_ridge_of_own_rows_with_a_penalty_chosen_on_rows_held_o
 def test_without_baselines_the_method_stands_alone() -> None:
     fitted = fit(planted().clients(), chosen(baselines=False))
     assert [s.method for s in fitted.scores] == ["ifca"]
-    assert set(fitted.per_client) == {"train_loss", "rows_train", "test_loss", "rows_test", "metric"}
+    assert set(fitted.per_client) == {"train_loss", "rows_train", "test_loss", "rows_test", "metric", "coverage"}
 
 
 def test_without_held_out_rows_there_is_no_test_score() -> None:

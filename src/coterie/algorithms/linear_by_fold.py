@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from coterie.models import weighted
 from coterie.protocol import Block, Tensors
 
 __all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "noise_level"]
@@ -36,12 +37,15 @@ class Problem:
         V. Rows with this number are never trained on.
     held : tuple of int
         Numbers of the rows that are held out of the F fits.
+    class_weights : tuple of float
+        What a row of each class counts in training; () counts all alike. Held-out rows always do.
     """
 
     n_features: int
     n_classes: int
     n_folds: int
     held: tuple[int, ...]
+    class_weights: tuple[float, ...] = ()
 
     @property
     def n_outputs(self) -> int:
@@ -77,7 +81,10 @@ class Problem:
         """Which rows are trained on, and which are held out.  [F, C, N]"""
         numbers = torch.tensor(self.held).view(-1, 1, 1)
         train = (data.folds != numbers) & (data.folds != self.n_folds) & data.real
-        return train.to(data.x.dtype), ((data.folds == numbers) & data.real).to(data.x.dtype)
+        held = ((data.folds == numbers) & data.real).to(data.x.dtype)
+        if not self.class_weights:
+            return train.to(data.x.dtype), held
+        return weighted(self.class_weights, data.target, train.to(data.x.dtype)), held
 
     @property
     def scratch(self) -> int:
@@ -156,7 +163,7 @@ class _LogOdds:
         self.x = torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
         self.y = data.target
         self.train, self.held = problem.masks(data)
-        self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
+        self.n, self.n_held = ((mask > 0).to(mask.dtype).sum(-1)[:, None] for mask in (self.train, self.held))
 
     def loss(self, theta: Tensor) -> Tensor:
         return -self._sum(self._log_p(theta), self.train)

@@ -174,7 +174,8 @@ class Steepness:
 
 def steepness(model: Dense, bound: float) -> float:
     """Step size from the bound: second derivatives are 2 x x^T (squared loss), at most x x^T / 2 (cross-entropy)."""
-    return 1.0 / max((2.0 if model.loss == "squared" else 0.5) * bound + model.l2, 1e-12)
+    heaviest = max(model.class_weights, default=1.0)
+    return 1.0 / max((2.0 if model.loss == "squared" else 0.5 * heaviest) * bound + model.l2, 1e-12)
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------

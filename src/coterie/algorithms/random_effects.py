@@ -36,7 +36,7 @@ from coterie.protocol import (
 
 __all__ = [
     "OWN", "Kind", "Prior", "State", "adapt_effects", "adapt_effects_ask", "as_dense", "expect_effects", "fresh_model",
-    "judge_effects", "judge_effects_ask", "low_rank", "random_effects", "ridge_prior",
+    "judge_effects", "judge_effects_ask", "keeps_covariance", "low_rank", "random_effects", "ridge_prior",
 ]  # fmt: skip
 
 Kind = Literal["intercept", "same", "diagonal", "full"]
@@ -47,6 +47,7 @@ _FAR = 0.5  # log odds of a standard deviation by which the mean of classifiers 
 _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
 _HALVINGS = 4
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
+_UNCERTAIN = 64  # parameters of a model whose covariance is kept, at most
 _FLAT = 100.0  # variance of what is free, in a local model: intercepts
 
 _LIMITS = {
@@ -220,7 +221,14 @@ def adapt_effects_ask(prior: Prior, problem: Problem, model: Dense) -> Ask:
     """Ask clients to make models of the prior and of their rows, and to keep them as parameters of `model`."""
     ask = _ask(adapt_effects, prior, problem, "own", {}, steps=8)
     fresh = {**ask.fresh, "theta": torch.zeros(model.n_parameters, dtype=torch.float64)}
+    if keeps_covariance(problem):
+        fresh["covariance"] = torch.zeros(model.n_parameters, model.n_parameters, dtype=torch.float64)
     return replace(ask, shared={**ask.shared, "model": model}, fresh=fresh)
+
+
+def keeps_covariance(problem: Problem) -> bool:
+    """Whether clients keep how uncertain their models are: of numbers, and unless it is large."""
+    return problem.is_regression and problem.n_parameters <= _UNCERTAIN
 
 
 def as_dense(model: Dense, theta: Tensor) -> Tensor:
@@ -315,8 +323,11 @@ def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     """Make a model of the prior and of the client's rows, and keep it: that of the last fit and the first setting."""
     at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
-    own = as_dense(shared["model"], _models(shared, found.v)[-1, 0])
-    return {}, {**products, **_kept(shared, found), "theta": own}
+    own = {"theta": as_dense(shared["model"], _models(shared, found.v)[-1, 0])}
+    if keeps_covariance(shared["problem"]):
+        root = shared["root"][-1, 0]  # [P, R]
+        own["covariance"] = root @ found.covariance[-1, 0] @ root.T  # [C, P, P]
+    return {}, {**products, **_kept(shared, found), **own}
 
 
 @dataclass(frozen=True)

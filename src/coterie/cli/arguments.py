@@ -34,6 +34,7 @@ __all__ = [
     "layer_sizes",
     "read_clients",
     "stem_of",
+    "weights_of",
 ]
 
 Data = Annotated[Path, typer.Argument(help="Parquet, CSV(.gz), or a folder with one file per client.")]
@@ -90,6 +91,17 @@ def layer_sizes(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ConfigError(f"'{text}' is not a list of layer sizes", "write it like --hidden 64,32") from None
+
+
+def weights_of(text: str | None) -> str | dict[str, float] | None:
+    """Read weights of classes: a word, or a list like yes=5,no=1."""
+    if text is None or "=" not in text:
+        return text
+    pairs = [part.rpartition("=")[::2] for part in text.split(",")]
+    try:
+        return {name.strip(): float(number) for name, number in pairs}
+    except ValueError:
+        raise ConfigError(f"'{text}' is not a list of weights", "write it like --class-weights yes=5,no=1") from None
 
 
 def free_folder(stem: str) -> Path:

@@ -30,7 +30,7 @@ from coterie.cli.arguments import (
 from coterie.cli.compare import compare_command
 from coterie.cli.fit_options import Every, takes_fit_options
 from coterie.cli.summarise import summarise_command
-from coterie.errors import CoterieError
+from coterie.errors import ConfigError, CoterieError
 from coterie.runs.screen import complain, err, progress, warn
 from coterie.studies import compare_commands as studies
 
@@ -125,24 +125,46 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 
 
 @app.command("predict")
-def predict_command(run: Run, data: Data, out_: Out = None, state: NodeState = None) -> None:
+def predict_command(
+    run: Run,
+    data: Data,
+    out_: Out = None,
+    state: NodeState = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Of numbers: write lower and upper ends that cover this share of rows, like 0.9."),
+    ] = None,
+    how: Annotated[
+        str | None, typer.Option(help="Intervals from calibration rows (conformal) or from the model (model).")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Of two classes: predict the second from this probability on.")
+    ] = None,
+) -> None:
     """Predict every row of DATA with its client's model: that of its cluster, its mixture, or its personal model."""
-    _write("predicted", run, data, out_)
+    from coterie.cli.tables import Asked
+
+    if how not in (None, "conformal", "model"):
+        raise ConfigError(f"--how is '{how}'", "choose conformal or model")
+    asked = Asked(threshold, interval, how)  # type: ignore[arg-type]
+    _write("predicted", run, data, out_, state, asked=asked)
 
 
 @app.command("assign")
 def assign_command(run: Run, data: Data, out_: Out = None, state: NodeState = None) -> None:
     """Assign clients, old or new, by their labelled rows: to clusters, mixture proportions, or personal models."""
-    _write("assigned", run, data, out_)
+    _write("assigned", run, data, out_, state)
 
 
-def _write(table: Literal["predicted", "assigned"], run: Path, data: Path, out_: Path | None) -> None:
+def _write(
+    table: Literal["predicted", "assigned"], run: Path, data: Path, out_: Path | None, state: Path | None, **more: Any
+) -> None:
     """Write what a run's models make of rows."""
     from coterie.cli import tables
     from coterie.estimators import load
 
     tables.check_ending(out_)
-    rows, said = getattr(tables, table)(load(run), data)
+    rows, said = getattr(tables, table)(load(run, state=state), data, **more)
     tables.write_rows(rows, out_)
     warn(said)
 

@@ -25,6 +25,7 @@ from coterie.cli.arguments import (
     data_tree,
     given,
     layer_sizes,
+    weights_of,
 )
 from coterie.errors import ConfigError
 from coterie.registry import METHODS, method_of
@@ -100,6 +101,18 @@ def fit_options(
     min_rows: MinRows = None,
     test_size: TestSize = None,
     new_clients: NewClients = None,
+    class_weights: Annotated[
+        str | None, typer.Option(help="What rows of a class count in training: balanced, or numbers like yes=5,no=1.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Of two classes: predict the second from this probability on.")
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="Of numbers: hold out calibration rows, for intervals that cover this share of rows, like 0.9."
+        ),
+    ] = None,
     baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
@@ -122,6 +135,7 @@ def fit_options(
             "clock": "trace" if trace is not None and clock is None else clock,
             "trace": None if trace is None else str(trace.resolve()),
         },
+        "predictions": {"class_weights": weights_of(class_weights), "threshold": threshold, "coverage": coverage},
     }  # fmt: skip
     chosen = options(given(tree), file=config, sets=sets or ())
     if rounds is not None:  # whose they are depends on the method, which a file may say

@@ -6,9 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["FOLDS", "SUPPORT", "VALIDATION", "First", "Fold", "Rule", "Share"]
+__all__ = ["CALIBRATION", "FOLDS", "SUPPORT", "VALIDATION", "First", "Fold", "Rule", "Share"]
 
 FOLDS = 5  # of the cross-validation within clients
+CALIBRATION = 0.2  # rows held out of training to calibrate prediction intervals
 VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
 SUPPORT = 0.5  # rows of a new client that place it; the others judge
 

@@ -374,6 +374,10 @@ class Ragged:
         target = None if y[0] is None else torch.cat([one for one in y if one is not None])[order]
         return Ragged(layout, torch.cat(x)[order], target, fold=torch.cat(folds)[order])
 
+    def numbered(self) -> "Ragged":
+        """The same rows with their places in the order of storage as targets: to find them again after divisions."""
+        return Ragged(self.layout, self._in_memory()[0], torch.arange(self.layout.n_rows))
+
     def _in_memory(self) -> tuple[Tensor, Tensor | None]:
         """All features and targets, in the order of storage."""
         if isinstance(self.x, Tensor) and not isinstance(self.y, DiskRows):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all estimators share: scikit-learn's manners around fitting, predicting and scoring."""
+"""What all estimators share: scikit-learn's manners around fitting."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -10,23 +10,21 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from torch import Tensor
 
 from coterie.config import FitOptions, options
 from coterie.data.ragged import Ragged
+from coterie.data.values import name_of
 from coterie.errors import ConfigError
-from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
-from coterie.evaluate import Measured
+from coterie.estimators.rows import as_clients, as_rows, classes_of
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
-from coterie.methods.measuring import target_variance
 from coterie.methods.session import Watch
-from coterie.models import Model
 from coterie.option_fields import abouts, options_in, parameters
 
-__all__ = ["ESTIMATORS", "Estimator", "Supervised", "estimator", "estimator_of", "options_of"]
+__all__ = ["ESTIMATORS", "Estimator", "estimator", "estimator_of", "options_of"]
 
 _Class = TypeVar("_Class", bound="Estimator")
+
 
 ESTIMATORS: dict[str, type["Estimator"]] = {}  # by the method that they fit
 
@@ -106,58 +104,6 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         return as_rows(data, y, groups, self.schema_, alone=alone)
 
 
-@parameters
-class Supervised(Estimator):
-    """What estimators share where every client has a model of the target.
-
-    A kind of models says what makes a client's model, what that makes of rows, and how well it does.
-    """
-
-    model_: Model = field(init=False)
-
-    def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
-        """Predict every row, each client by its own model: a class name or a number, in the order of the rows given.
-
-        A client that was not there in training gets a model by its labelled rows, so it needs targets. Of a `Clients`, the
-        test rows (or else the training rows) are predicted, client after client in the order of their names.
-        """
-        rows = self._rows(clients, None, groups)
-        return in_given_order(self.predict_stored(rows, self._own(self.prepared(rows))), rows, clients, groups)
-
-    def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
-        """Accuracy, or R^2, over all rows, each client by its own model; one that is not known gets it by these rows."""
-        rows = self.prepared(labelled(self._rows(clients, y, groups)))
-        measured = self._measured(rows, self._own(rows))
-        if self.model_.loss == "cross_entropy":
-            return measured.mean_metric
-        return 1.0 - measured.mean_metric / max(target_variance(rows), 1e-300)
-
-    def predict_stored(self, rows: Ragged, own: Tensor) -> np.ndarray:
-        """Predict rows in the order of storage, each client with what is its own [M, ...]."""
-        out = self._outputs(self.prepared(rows), own)
-        if self.model_.loss == "cross_entropy":
-            return np.asarray(self.classes_[out.argmax(-1).numpy()])
-        return np.asarray(self.scaling_.back(out.squeeze(-1)).double())
-
-    def prepared(self, rows: Ragged) -> Ragged:
-        """Scale rows as in training."""
-        check_shape(rows, self.scaling_)
-        return rows.scaled(self.scaling_).to(self.model_.dtype)
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-    @abstractmethod
-    def _own(self, prepared: Ragged) -> Tensor:
-        """[M, ...] what makes the model of each client: known from training, or found from its labelled rows."""
-
-    @abstractmethod
-    def _outputs(self, prepared: Ragged, own: Tensor) -> Tensor:
-        """What every row's client makes of it, in the order of storage.  [N, O]"""
-
-    @abstractmethod
-    def _measured(self, prepared: Ragged, own: Tensor) -> Measured:
-        """How well clients are served."""
-
-
 def options_of(made: Estimator) -> FitOptions:
     """Put the options together that an estimator's parameters stand for."""
     tree: dict[str, Any] = {
@@ -166,6 +112,8 @@ def options_of(made: Estimator) -> FitOptions:
     }  # fmt: skip
     for name, option in options_in(type(made)).items():
         value = getattr(made, name)
+        if name == "class_weights" and isinstance(value, dict):
+            value = {name_of(key): number for key, number in value.items()}  # classes in arrays may be numbers
         if name != "clock" or isinstance(value, str):  # a clock of one's own has no word
             tree.setdefault(option.group, {})[option.name] = value
     return options(tree)

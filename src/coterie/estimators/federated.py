@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
-from coterie.errors import DataError
-from coterie.estimators.base import Supervised, estimator
+from coterie.estimators.base import estimator
 from coterie.estimators.rows import labelled
+from coterie.estimators.supervised import Supervised
 from coterie.evaluate import Measured, Placed
 from coterie.local import outputs
 from coterie.methods.base import Fitted
@@ -40,31 +40,26 @@ class Federated(Supervised):
             return torch.zeros(len(names), dtype=torch.int64)
         return torch.tensor([self._known.get(str(name), -1) for name in names], dtype=torch.int64)
 
-    def labels_of(self, rows: Ragged) -> Tensor:
-        """[M] each client's cluster: known from training, or found from its labelled rows."""
-        return self._own(self.prepared(rows))
-
     # -- inside -------------------------------------------------------------------------------------------------------
     def _know(self, found: Fitted) -> None:
+        super()._know(found)
         models = found.models
         self.model_, self.theta_, self.labels_ = models.model, models.theta, models.placed.label.numpy()
         self.margins_, self.certain_ = models.placed.margin.numpy(), models.placed.certain.numpy()
-        self._known = models.labels
+        self._known, self._shares = models.labels, models.shares
 
     def _rows(self, data: Any, y: Any, groups: Any, *, alone: bool = False) -> Ragged:
         return super()._rows(data, y, groups, alone=hasattr(self, "theta_") and len(self.theta_) == 1)
 
-    def _own(self, prepared: Ragged) -> Tensor:
-        known = self.known_labels(prepared.names)
-        strangers = prepared.names[(known < 0).numpy()]
-        if not len(strangers):
-            return known
-        if prepared.y is None:
-            raise DataError(
-                f"client '{strangers[0]}' is new and has no targets",
-                "new clients need some labelled rows: use `assign`",
-            )
-        return torch.where(known < 0, placed(self.model_, self.theta_, prepared).label, known)
+    def _mixture(self) -> tuple[Tensor, Tensor]:
+        return self.theta_, self._shares
+
+    def _known_parts(self, names: np.ndarray) -> tuple[Tensor, Tensor]:
+        label = self.known_labels(names)
+        return label, label >= 0
+
+    def _fitted(self, prepared: Ragged) -> Tensor:
+        return placed(self.model_, self.theta_, prepared).label
 
     def _outputs(self, prepared: Ragged, own: Tensor) -> Tensor:
         made = [torch.zeros(0, self.model_.n_outputs)]

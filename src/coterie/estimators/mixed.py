@@ -37,7 +37,6 @@ class MixedModel(Personalised, MixedModelOptions):
 
     method = "mixed"
     doubts: ClassVar[tuple[str, ...]] = ("has not converged",)
-    serves_strangers = True
 
     def client_effects(self) -> dict[str, np.ndarray]:
         """Random effects of the training's clients as columns: client, and of each effect it, its deviation, low and high.

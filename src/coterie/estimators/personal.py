@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
-from coterie.errors import DataError
-from coterie.estimators.base import Supervised, estimator
+from coterie.errors import DataError, RunError
+from coterie.estimators.base import estimator
 from coterie.estimators.rows import labelled
+from coterie.estimators.supervised import Supervised
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
+from coterie.methods.effects import EffectModels
 from coterie.methods.personal.model import Adopted, Personal
 from coterie.models import Model
 from coterie.option_fields import Rounds, Stages, parameters
@@ -47,7 +49,6 @@ class Personalised(Supervised):
     """What estimators of personal models share."""
 
     doubts: ClassVar[tuple[str, ...]] = ("diverged", "training ended with")
-    serves_strangers: ClassVar[bool] = False  # whether a new client needs no labelled rows
 
     personal_: Personal = field(init=False)
 
@@ -61,45 +62,59 @@ class Personalised(Supervised):
         return self
 
     def assign(self, clients: Any, y: Any = None, groups: Any = None) -> Adopted:
-        """Fit personal parameters of clients, old or new, to their labelled rows, without storing them."""
-        rows = labelled(self._rows(clients, y, groups))
-        return self.personal_.adopt(self.prepared(rows))
+        """Fit personal parameters of clients, old or new, to their labelled rows, without storing them.
+
+        How well that serves them is measured on each half of their rows, with parameters of the other half.
+        """
+        rows = self.prepared(labelled(self._rows(clients, y, groups)))
+        return Adopted(rows.names, self._fitted(rows), self._measured_crossed(rows), self.knows(rows.names))
 
     def client_scores(self, clients: Any, y: Any = None, groups: Any = None) -> dict[str, float]:
-        """Accuracy, or root mean squared error, of every client that has rows, by name."""
+        """Accuracy, or root mean squared error, of every client that has rows; new ones are judged as by `score`."""
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
-        measured = self._measured(rows, self._own(rows))
-        right = measured.metric.double()
-        if self.model_.loss != "cross_entropy":
-            right = right.clamp(min=0).sqrt() * self.scaling_.y_scale
-        scores = zip(rows.names.tolist(), right.tolist(), measured.rows.tolist(), strict=True)
-        return {name: value for name, value, n in scores if n}
-
-    def parts_of(self, rows: Ragged) -> Tensor:
-        """[M, ...] each client's personal part: its own, or fitted to its labelled rows."""
-        return self._own(self.prepared(rows))
+        sums: dict[str, list[float]] = {}
+        for part, measured in self._judged(rows):
+            for name, value, n in zip(
+                part.names.tolist(), measured.metric.tolist(), measured.rows.tolist(), strict=True
+            ):
+                found = sums.setdefault(name, [0.0, 0.0])
+                found[0], found[1] = found[0] + value * n, found[1] + n
+        right = {name: value / n for name, (value, n) in sums.items() if n}
+        if self.model_.loss == "cross_entropy":
+            return right
+        scale = float(self.scaling_.y_scale)
+        return {name: max(value, 0.0) ** 0.5 * scale for name, value in right.items()}
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _know(self, found: Fitted) -> None:
+        super()._know(found)
         self.personal_, self.model_, self.theta_ = found.models, found.models.model, found.models.theta
         if "spread" in found.extra:
             self.spread_ = found.extra["spread"]
 
-    def _own(self, prepared: Ragged) -> Tensor:
-        own, known = self.personal_.of(prepared.names)
-        strangers = np.flatnonzero(~known.numpy())
-        if not len(strangers):
-            return own
-        if prepared.y is None and self.serves_strangers:
-            return own
-        if prepared.y is None:
-            raise DataError(
-                f"client '{prepared.names[strangers[0]]}' is new and has no targets",
-                "new clients need some labelled rows: give them to `adopt` first",
+    def _mixture(self) -> tuple[Tensor, Tensor]:
+        if not len(self.personal_.names):  # who is new cannot be told here
+            raise RunError(
+                "personal parameters are stored at the clients",
+                "predict there: coterie predict RUN DATA --state FOLDER",
             )
-        own = own.clone()
-        own[torch.from_numpy(strangers)] = self.personal_.fitted(prepared.only(strangers))
-        return own
+        common = self.personal_.population
+        if common is None:
+            common = self.personal_.for_all(None)  # of a run of an earlier version, or of parts that stayed on a node
+        if common is None:
+            raise DataError(
+                "the client is new and has no targets, and there is no model for all", "give `adopt` some labelled rows"
+            )
+        return common[None], torch.ones(1, dtype=torch.float64)
+
+    def _known_parts(self, names: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self.personal_.of(names)
+
+    def _fitted(self, prepared: Ragged) -> Tensor:
+        return self.personal_.fitted(prepared)
+
+    def _variance(self, prepared: Ragged, known: Tensor) -> Tensor | None:
+        return self.personal_.variance(prepared, known) if isinstance(self.personal_, EffectModels) else None
 
     def _outputs(self, prepared: Ragged, own: Tensor) -> Tensor:
         return self.personal_.outputs(prepared, own)

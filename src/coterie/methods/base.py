@@ -32,6 +32,7 @@ class Score:
 
     For regression there is R^2 beside it: 1 - MSE / variance of the same rows' targets. Of a mixture it is the mean
     log-likelihood of a row in the columns' own units, with R^2 and the root mean squared error where there is a target.
+    New clients show half of their rows first; those without labels are served by the population model.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Score:
     train_r2: float | None = None
     test_r2: float | None = None
     new_clients_r2: float | None = None
+    new_clients_unlabelled: float | None = None
 
 
 @dataclass(frozen=True)

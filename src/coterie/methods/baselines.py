@@ -165,8 +165,10 @@ def _state(made: Prepared) -> Callable[[str], type]:
 # -- measuring --------------------------------------------------------------------------------------------------------
 def measure_beside(
     session: Session, made: Prepared, entry: Entry, name: tuple[str, str], beside: Beside, private: Any = None
-) -> tuple[Outcome, list[Score], dict[str, Tensor]]:
-    """Measure a method and the baselines, in one message if they were fitted together.  -> its outcome, scores, [M] by name
+) -> tuple[Outcome, list[Score], dict[str, Tensor], Tensor | None]:
+    """Measure a method and the baselines, in one message if they were fitted together.
+
+    -> its outcome, scores, [M] by name, and [P] one model for all where that is a baseline
 
     Parameters
     ----------
@@ -191,7 +193,7 @@ def measure_beside(
     for which in _LABELS:
         if which in found and (test := found[which].test) is not None:
             per_client[f"metric_{which}"] = metric(made, test.metric)
-    return found[""], [score(made, names[which], one) for which, one in found.items()], per_client
+    return found[""], [score(made, names[which], one) for which, one in found.items()], per_client, later.theta
 
 
 def _measured(session: Session, made: Prepared, entries: dict[str, Entry], private: Any) -> dict[str, Outcome]:

@@ -80,6 +80,12 @@ class ClusterModels:
         return torch.bincount(self.placed.label, minlength=len(self.theta)).tolist()
 
     @property
+    def shares(self) -> Tensor:
+        """[K] the share of the clients in each cluster: a new client of which nothing is known gets all models by these."""
+        sizes = torch.tensor(self.sizes, dtype=torch.float64)
+        return sizes / sizes.sum().clamp(min=1)
+
+    @property
     def labels(self) -> dict[str, int]:
         """The cluster of each client by name."""
         return dict(zip(self.names.tolist(), self.placed.label.tolist(), strict=True))

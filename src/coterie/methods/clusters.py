@@ -21,6 +21,7 @@ from coterie.methods.baselines import Beside, as_placed, fedavg_program, measure
 from coterie.methods.choosing import best_start, first_bound, number_of_clusters
 from coterie.methods.cluster_models import ClusterModels, Descended
 from coterie.methods.measuring import Entry
+from coterie.methods.predictions import Population, more_ask, predicted
 from coterie.methods.run_tables import diverged_because
 from coterie.methods.session import Prepared, Session, has_closed_form, model_for, prepare
 from coterie.models import Dense, Model
@@ -47,20 +48,24 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     train = {"ifca": _train_ifca, "moment-descent": _train_moment_descent, "fedavg": _train_fedavg}[options.method]
     done = train(session, made, given.start)
     name = (options.method, _title(options, len(done.theta)))
-    outcome, scores, per_client = measure_beside(session, made, _entry(made.model, done.theta), name, done.beside)
+    entry = _entry(made, done.theta)
+    outcome, scores, per_client, _ = measure_beside(session, made, entry, name, done.beside)
     assert outcome.learnt is not None
     found = as_placed(outcome.learnt, made.rows)
     models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)
-    extra = {"chosen_run": done.chosen_run, "counted": done.counted}
+    population = Population(done.theta, models.shares, parameters=done.theta.numel())
+    told = predicted(session, made, entry, outcome, population)
+    extra = {"chosen_run": done.chosen_run, "counted": done.counted, **told.extra}
     warnings = _warnings(done.theta, found, options, diverged_because(done.rounds))
-    return Fitted(options, clients.schema, models, scores, per_client, done.rounds, warnings, extra)
+    per_client |= told.per_client
+    return Fitted(options, clients.schema, models, told.of(scores), per_client, done.rounds, warnings, extra)
 
 
-def _entry(model: Model, theta: Tensor) -> Entry:
+def _entry(made: Prepared, theta: Tensor) -> Entry:
     """Place clients by rows that they show, and judge the model that each is placed at."""
-    learn = place_ask(model, theta)
+    learn, judge = place_ask(made.model, theta), measure_placed_ask(made.model, theta)
     learn = replace(learn, fold={**learn.fold, "metric": Stack()})
-    return Entry(0, measure_placed_ask(model, theta), learn, _measured)
+    return Entry(0, judge, learn, _measured, more=more_ask(made, judge))
 
 
 def _measured(got: Replies) -> Measured:

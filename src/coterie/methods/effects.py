@@ -5,25 +5,33 @@ The arithmetic is that of the comparison: a client's model is m + B v, with v ~ 
 Here it is fitted to all training rows, kept, and used for clients that come later.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from coterie.algorithms.intervals import uncertainty
 from coterie.algorithms.linear_by_fold import Problem
-from coterie.algorithms.random_effects import Prior, adapt_effects_ask, as_dense
+from coterie.algorithms.random_effects import Prior, adapt_effects_ask, as_dense, keeps_covariance
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
+from coterie.data.ragged import Ragged
+from coterie.data.schema import Schema
+from coterie.engines.checkpoint import save_tensors
+from coterie.engines.private import RemoteState
 from coterie.errors import ConfigError, DataError, RunError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_with_baselines
 from coterie.methods.linear.fitting import prior_phase
 from coterie.methods.linear.structures import Setting
 from coterie.methods.measuring import Entry
-from coterie.methods.personal.model import Personal, PersonalWords
+from coterie.methods.personal.model import Adopted, Personal, PersonalWords
 from coterie.methods.personal.scores import spread
+from coterie.methods.predictions import Population, more_ask, population_of, predicted
 from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.methods.stored import Stored
 from coterie.models import Dense, Model
@@ -32,6 +40,7 @@ from coterie.protocol import Ask
 __all__ = ["EffectModels", "FromPrior", "check_effects", "train_effects"]
 
 _SETTINGS = {"local": "penalty", "shrunk": "prior", "representation": "rank"}  # what the comparison calls them
+_UNCERTAIN = "models/uncertainty.safetensors"
 _PRIOR = ("mean", "root", "noise")  # fields of a prior
 _TITLES = {"local": "one model each", "shrunk": "shrunk models", "representation": "representation"}
 
@@ -62,6 +71,12 @@ class FromPrior:
         """[P] the model of a client that has shown nothing."""
         return as_dense(self.model, self.prior.mean[-1, 0])
 
+    @property
+    def spread(self) -> Tensor:
+        """[P, P] how clients' models vary around the common one."""
+        root = self.prior.root[-1, 0]
+        return root @ root.T
+
     def record(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All of it, as tensors and words."""
         prior = {f"prior/{name}": getattr(self.prior, name) for name in _PRIOR}
@@ -85,6 +100,54 @@ class EffectModels(Personal):
 
     words: ClassVar[type[PersonalWords]] = EffectWords
 
+    covariance: Tensor | None = None  # [M, P, P] how uncertain every client's model is, where that is known here
+
+    def variance(self, rows: Ragged, known: Tensor) -> Tensor | None:
+        """Variance of every row's prediction, in the order of storage; of clients that are new, how clients differ.  [N]
+
+        None where that is not known; `known` [C] says who has a model of its own.
+        """
+        assert isinstance(self.fit, FromPrior)
+        if self.covariance is None:
+            return None
+        place = {name: i for i, name in enumerate(self.names.tolist())}
+        differ = torch.zeros_like(self.covariance[0]) if self.fit.structure == "local" else self.fit.spread
+        made = [torch.zeros(0, dtype=torch.float64)]
+        for block in rows.blocks():
+            own = [
+                self.covariance[place[str(rows.names[i])]] if known[i] and str(rows.names[i]) in place else differ
+                for i in block.ids.tolist()
+            ]
+            made.append(uncertainty(block.x.double(), torch.stack(own))[block.real])
+        return torch.cat(made)
+
+    def joined(self, new: Adopted) -> "EffectModels":
+        """Take clients in; of how uncertain their models are, nothing is kept, and as little is said as of new clients."""
+        taken = super().joined(new)
+        assert isinstance(taken, EffectModels)
+        if self.covariance is None:
+            return taken
+        assert isinstance(self.fit, FromPrior)
+        place = {name: i for i, name in enumerate(self.names.tolist()) if name not in set(new.names.tolist())}
+        kept = [self.covariance[place[n]] if n in place else self.fit.spread for n in taken.names.tolist()]
+        return replace(taken, covariance=torch.stack(kept))
+
+    def save(self, folder: Path, schema: Schema) -> None:
+        """Write how uncertain models are beside them."""
+        super().save(folder, schema)
+        if self.covariance is not None:
+            save_tensors(folder / _UNCERTAIN, {"covariance": self.covariance}, {})
+
+    @classmethod
+    def load(cls, folder: Path, document: Mapping[str, Any], module: nn.Module | Model | None) -> tuple[Self, Schema]:
+        """Read what `save` wrote."""
+        found, schema = super().load(folder, document, module)
+        if not (folder / _UNCERTAIN).exists() or isinstance(found.own, RemoteState):
+            return found, schema
+        p = found.model.n_parameters
+        read = Stored(folder / _UNCERTAIN).tensor("covariance", len(found.names), p, p, dtype=torch.float64)
+        return replace(found, covariance=read), schema
+
     @staticmethod
     def read_fit(model: Model, common: Stored, said: Any, length: int) -> FromPrior:
         """Read how a client that has no model gets one."""
@@ -107,23 +170,37 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     """Fit linear models of clients' own, and measure them beside baselines."""
     options, made = session.options, prepare(session, clients, None)
     assert isinstance(made.model, Dense)
-    phase = prior_phase(
-        session, options.method, _setting(options), made.rows, made.scaling, _problem(made.model).n_classes
-    )
+    problem = _problem(made.model)
+    phase = prior_phase(session, options.method, _setting(options), made.rows, made.scaling, problem)
     done, beside = run_with_baselines(session, made, phase)
     found = _from_prior(made, options.method, *done.states[0])
     assert isinstance(found.fit, FromPrior)
-    entry, name = Entry(0, found.judge_ask(), found.learn_ask()), (options.method, _title(found.fit))
-    outcome, scores, per_client = measure_beside(session, made, entry, name, beside)
-    found = replace(found, own=found.parts_in(outcome.private))
-    extra = {"spread": spread(made, options.method, per_client)}
-    return Fitted(options, clients.schema, found, scores, per_client, extra=extra)
+    judge, name = found.judge_ask(), (options.method, _title(found.fit))
+    entry = Entry(0, judge, found.learn_ask(), more=more_ask(made, judge))
+    outcome, scores, per_client, one = measure_beside(session, made, entry, name, beside)
+    uncertain, private = keeps_covariance(problem), outcome.private
+    found = replace(found, own=found.parts_in(private))
+    if uncertain and not isinstance(private, RemoteState):
+        found = replace(found, covariance=private[0]["covariance"])
+    found = replace(found, population=found.for_all(one) if options.method == "local" else found.fit.start)
+    told = predicted(session, made, entry, outcome, _population(found, problem), uncertain=uncertain)
+    extra = {"spread": spread(made, options.method, per_client), **told.extra}
+    per_client |= told.per_client
+    return Fitted(options, clients.schema, found, told.of(scores), per_client, extra=extra)
+
+
+def _population(found: EffectModels, problem: Problem) -> Population | None:
+    """The common model, and how clients differ from it; of local models nothing is known of that."""
+    assert isinstance(found.fit, FromPrior)
+    if found.fit.structure == "local" or not problem.is_regression:
+        return population_of(found)
+    return population_of(found, noise=float(found.fit.prior.noise[-1, 0]), covariance=found.fit.spread)
 
 
 def _problem(model: Dense) -> Problem:
     """What the comparison calls a linear model; all rows are of fold 0, so that all of them are learnt from."""
     n_classes = model.n_outputs if model.loss == "cross_entropy" else 0
-    return Problem(model.sizes[0], n_classes, 1, (1,))
+    return Problem(model.sizes[0], n_classes, 1, (1,), model.class_weights)
 
 
 def _from_prior(made: Prepared, structure: str, setting: Setting, prior: Prior) -> EffectModels:

@@ -38,6 +38,8 @@ class Entry:
         Makes a `Measured` of what `learn` brings, so that training rows need no other question.
     newcomers : bool
         Whether it has something for new clients.
+    more : Ask or None
+        What else is asked on held-out rows and on those of new clients.
     """
 
     run: int
@@ -45,6 +47,7 @@ class Entry:
     learn: Ask | None = None
     judged: Callable[[Replies], Measured] | None = None
     newcomers: bool = True
+    more: Ask | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Outcome:
         What training clients said when they learnt.
     private : dict or RemoteState
         What training clients keep after that.
+    more : dict
+        What came of what else was asked, on each side.
     """
 
     train: Measured
@@ -71,6 +76,7 @@ class Outcome:
     variance: dict[str, float] = field(default_factory=dict)
     learnt: Replies | None = None
     private: Any = None
+    more: dict[str, Replies] = field(default_factory=dict)
 
 
 def measure(session: Session, made: Prepared, entries: Sequence[Entry], private: Any = None) -> list[Outcome]:
@@ -104,7 +110,8 @@ def _first(made: Prepared, entries: Sequence[Entry]) -> dict[int, Ask]:
 
 def _then(made: Prepared, entries: Sequence[Entry]) -> dict[int, Ask]:
     """What is asked on other rows."""
-    return {slot(entry.run, 1): entry.judge for entry in entries} | _targets(made)
+    more = {slot(entry.run, 2): entry.more for entry in entries if entry.more is not None}
+    return {slot(entry.run, 1): entry.judge for entry in entries} | more | _targets(made)
 
 
 def _targets(made: Prepared) -> dict[int, Ask]:
@@ -119,7 +126,8 @@ def _outcome(entry: Entry, sides: dict[str, Answered], variance: dict[str, float
     found: dict[str, Any] = {side: Measured(**got[at].values) for side, got in sides.items() if at in got.replies}
     if entry.judged is not None and learnt is not None:
         found["train"] = entry.judged(learnt)
-    return Outcome(**found, variance=variance, learnt=learnt, private=train.private)
+    more = {side: got[slot(entry.run, 2)] for side, got in sides.items() if slot(entry.run, 2) in got.replies}
+    return Outcome(**found, variance=variance, learnt=learnt, private=train.private, more=more)
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from coterie.engines.drive import Round
 
-__all__ = ["diverged_because", "events", "hide_untested", "rounds_table"]
+__all__ = ["diverged_because", "events", "hide_undefined", "hide_untested", "rounds_table"]
 
 
 def events(rounds: list[Round]) -> list[dict[str, Any]]:
@@ -50,3 +50,11 @@ def hide_untested(columns: dict[str, Any]) -> None:
     if "rows_test" in columns:
         for name in {"metric", "metric_global", "metric_local", "rmse", "test_loss"} & columns.keys():
             columns[name] = pa.array(columns[name], mask=columns["rows_test"] == 0)
+
+
+def hide_undefined(columns: dict[str, Any]) -> None:
+    """Make null what is not defined for a client, such as the area under the ROC curve where all rows are of one class."""
+    for name in ("auroc", "average_precision", "base_rate", "brier", "coverage", "log_loss", "metric"):
+        for one in (name, f"{name}_low", f"{name}_high"):
+            if one in columns and not (name == one == "metric"):
+                columns[one] = pa.array(columns[one], pa.float64(), from_pandas=True)

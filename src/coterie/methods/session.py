@@ -19,13 +19,14 @@ from coterie.algorithms.preparation import Scaling
 from coterie.config import FitOptions
 from coterie.config import options as default_options
 from coterie.data.clients import Clients
-from coterie.data.draws import SUPPORT, VALIDATION, Rule, Share
+from coterie.data.draws import CALIBRATION, SUPPORT, VALIDATION, Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.drive import Finished, Job, Program, Request, Round, Traffic
 from coterie.engines.engine_for import AnyEngine, engine_for
 from coterie.engines.screening import left_out_text
 from coterie.errors import ConfigError, RunError
+from coterie.evaluate import class_counts_ask
 from coterie.files import make_folder, replace_file
 from coterie.limits import MOST_PARAMETERS
 from coterie.local import Training
@@ -279,6 +280,7 @@ class Prepared:
     training: Training
     step_size: float
     seed: int
+    calibration: Ragged | None = None  # rows that nobody trains on, for prediction intervals
 
     @cached_property
     def validation(self) -> tuple[Ragged, Ragged]:
@@ -301,8 +303,11 @@ def newcomers(rows: Ragged | None, seed: int) -> tuple[Ragged, Ragged] | None:
 
 
 def prepare(session: Session, clients: Clients, module: nn.Module | Model | None) -> Prepared:
-    """Learn the scaling from federated sums, make the model, find a step size."""
-    options = session.options
+    """Set calibration rows apart, learn the scaling from federated sums, make the model, find a step size."""
+    options, apart = session.options, None
+    if options.predictions.coverage is not None:
+        rest, apart = clients.train.split(CALIBRATION, seed=options.seed, purpose="calibration")
+        clients = replace(clients, train=rest)
     scaling = learnt_scaling(session, clients, divide=options.data.standardise, degree=options.model.degree)
     model = model_for(clients, options, module)
 
@@ -310,13 +315,32 @@ def prepare(session: Session, clients: Clients, module: nn.Module | Model | None
         return rows.scaled(scaling).to(model.dtype)
 
     rows = scaled(clients.train)
+    if model.loss == "cross_entropy":
+        model = _deciding(session, model, rows, clients.schema.classes)
     if isinstance(model, Network):
         model = _with_kernel(session, model, rows)
     t = options.training
     training = Training(t.local_steps, t.epochs, t.batch_size, t.momentum, t.proximal, t.exact)
     test, new = (None if part is None else scaled(part) for part in (clients.test, clients.newcomers))
     step_size = t.step_size or _safe_step_size(session, model, rows)
-    return Prepared(model, scaling, rows, test, newcomers(new, options.seed), training, step_size, options.seed)
+    shown = newcomers(new, options.seed)
+    calibration = None if apart is None else scaled(apart)
+    return Prepared(model, scaling, rows, test, shown, training, step_size, options.seed, calibration)
+
+
+def _deciding(session: Session, model: Model, rows: Ragged, classes: tuple[str, ...]) -> Model:
+    """Let the model know what rows of each class count, and when the second of two is predicted."""
+    asked = session.options.predictions
+    weights: tuple[float, ...] = model.class_weights
+    if isinstance(asked.class_weights, dict):
+        weights = tuple(asked.class_weights[name] for name in classes)
+    elif asked.class_weights == "balanced":
+        count = session.ask(rows, class_counts_ask(len(classes)))["count"].clamp(min=1)
+        weights = tuple((count.sum() / len(classes) / count).tolist())
+    threshold = model.threshold if asked.threshold == 0.5 else asked.threshold  # one's own model may have its own
+    if (weights, threshold) == (model.class_weights, model.threshold):
+        return model
+    return replace(model, class_weights=weights, threshold=threshold)
 
 
 def learnt_scaling(session: Session, clients: Clients, *, divide: bool, degree: int = 1) -> Scaling:

@@ -47,7 +47,8 @@ def named_parameters(model: Model, theta: Tensor) -> dict[str, Tensor]:
 def describe(model: Model) -> dict[str, Any]:
     """A model in words and numbers; of a user's own network, how it is used."""
     if isinstance(model, Network):
-        return {"kind": "network", "loss": model.loss, "shape": model.shape, "kernel": model.kernel}
+        said = {"kind": "network", "loss": model.loss, "shape": model.shape, "kernel": model.kernel}
+        return said | {"class_weights": model.class_weights, "threshold": model.threshold}
     made = asdict(model)
     return {"kind": "dense", **made, "dtype": str(model.dtype).removeprefix("torch.")}
 
@@ -62,6 +63,8 @@ class _Dense(Said):
     intercept: bool
     l2: Annotated[float, Field(ge=0)]
     dtype: Literal["float32", "float64"]
+    class_weights: Annotated[list[float], Field(max_length=MOST_FEATURES)] = Field(default_factory=list)
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
 
 class _Network(Said):
@@ -69,6 +72,8 @@ class _Network(Said):
     loss: Literal["squared", "cross_entropy"]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=MOST_FEATURES)]], Field(max_length=4)] | None
     kernel: Literal["vmap", "loop"]
+    class_weights: Annotated[list[float], Field(max_length=MOST_FEATURES)] = Field(default_factory=list)
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
 
 class StoredWords(Said):
@@ -143,7 +148,8 @@ class Stored:
                     f"numbers and {outputs} outputs",
                     _AGAIN,
                 )
-            return Dense(tuple(one.sizes), one.loss, one.intercept, one.l2, getattr(torch, one.dtype))
+            weights, dtype = tuple(one.class_weights), getattr(torch, one.dtype)
+            return Dense(tuple(one.sizes), one.loss, one.intercept, one.l2, dtype, weights, one.threshold)
         if isinstance(module, Network):
             return module
         if not isinstance(module, nn.Module):
@@ -152,7 +158,8 @@ class Stored:
                 "load it in Python: coterie.load(RUN, model=MyNet())",
             )
         shape = None if said.model.shape is None else tuple(said.model.shape)
-        return Network(module, said.model.loss, shape, said.model.kernel)
+        deciding = {"class_weights": tuple(said.model.class_weights), "threshold": said.model.threshold}
+        return Network(module, said.model.loss, shape, said.model.kernel, **deciding)  # type: ignore[arg-type]
 
     def scaling(self, schema: Schema, degree: int) -> Scaling:
         """What `scaling_record` made: of features in the shape that rows have, of the target, and of products."""

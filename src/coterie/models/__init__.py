@@ -2,7 +2,7 @@
 """Models: a flat parameter vector, outputs on rows, and gradient descent for many clients at once."""
 
 from coterie.models.dense import Dense, linear_regression, mlp, softmax_regression
-from coterie.models.losses import Loss, loss_gradient, row_loss
+from coterie.models.losses import Loss, decided, loss_gradient, row_loss, weighted
 from coterie.models.network import Network, lenet
 from coterie.models.split import (
     Part,
@@ -24,6 +24,7 @@ __all__ = [
     "Part",
     "Split",
     "Tail",
+    "decided",
     "first_layers",
     "last_layers",
     "layer_names",
@@ -36,6 +37,7 @@ __all__ = [
     "softmax_regression",
     "split",
     "tail",
+    "weighted",
 ]
 
 Model = Dense | Network

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from coterie.models.losses import Loss, loss_gradient
+from coterie.models.losses import Loss, loss_gradient, weighted
 
 __all__ = ["Dense", "linear_regression", "mlp", "softmax_regression"]
 
@@ -38,6 +38,10 @@ class Dense:
         Ridge penalty l2/2 |weights|^2 in training; biases are not penalised.
     dtype : torch.dtype
         Of the parameters.
+    class_weights : tuple of float
+        What a row of each class counts in training; () counts all alike.
+    threshold : float
+        Of two classes, the probability of the second from which on it is predicted.
     """
 
     sizes: tuple[int, ...]
@@ -45,6 +49,8 @@ class Dense:
     intercept: bool = True
     l2: float = 0.0
     dtype: torch.dtype = torch.float64
+    class_weights: tuple[float, ...] = ()
+    threshold: float = 0.5
 
     @property
     def n_outputs(self) -> int:
@@ -129,7 +135,7 @@ class Dense:
         theta : Tensor
             [S, C, P] those models; needed for a ridge penalty only.
         """
-        delta = loss_gradient(self.loss, outputs, y, weights)  # [S, C, N, O]
+        delta = loss_gradient(self.loss, outputs, y, weighted(self.class_weights, y, weights))  # [S, C, N, O]
         runs, clients, rows, classes = delta.shape
         stacked = delta.permute(1, 0, 3, 2).reshape(clients, runs * classes, rows)
         g = torch.bmm(stacked, x).view(clients, runs, -1)  # [C, S, O D]
@@ -264,7 +270,7 @@ class DenseDescent:
         """
         inputs = [x, *self._hidden(x, y.shape[1])]
         out = _affine(inputs[-1], *self._layers[-1])
-        delta = loss_gradient(self._model.loss, out, y, weights)
+        delta = loss_gradient(self._model.loss, out, y, weighted(self._model.class_weights, y, weights))
         deltas = [delta]
         for i in range(len(self._layers) - 1, self._lowest, -1):
             back = torch.bmm(delta, self._layers[i][0])

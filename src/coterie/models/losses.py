@@ -6,9 +6,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Loss", "loss_gradient", "row_loss"]
+__all__ = ["Loss", "decided", "loss_gradient", "row_loss", "weighted"]
 
 Loss = Literal["squared", "cross_entropy"]
+
+
+def weighted(class_weights: tuple[float, ...], y: Tensor, weights: Tensor) -> Tensor:
+    """Weights of rows, each times that of its class; where classes have none, as they are.  y, weights [...] -> [...]"""
+    if not class_weights:
+        return weights
+    return weights * torch.tensor(class_weights, dtype=weights.dtype)[y]
+
+
+def decided(outputs: Tensor, threshold: float) -> Tensor:
+    """The class that is predicted: the likeliest; of two, the second from a probability on.  [..., O] -> [...]"""
+    if outputs.shape[-1] != 2 or threshold == 0.5:
+        return outputs.argmax(-1)
+    return (outputs.softmax(-1)[..., 1] >= threshold).long()
 
 
 def row_loss(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:

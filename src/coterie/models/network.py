@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from coterie.errors import ConfigError
-from coterie.models.losses import Loss, row_loss
+from coterie.models.losses import Loss, row_loss, weighted
 
 __all__ = ["Network", "lenet"]
 
@@ -34,6 +34,8 @@ class Network:
         How clients are trained: all at once, or one after the other. `measured` chooses.
     augment : callable, optional
         Changes the rows of every training step: (x [C, B, ...], keys [C, B]) -> x. Driven by the keys only.
+    class_weights, threshold
+        As of `Dense`.
     """
 
     module: nn.Module
@@ -41,6 +43,8 @@ class Network:
     shape: tuple[int, ...] | None = None
     kernel: Literal["vmap", "loop"] = "vmap"
     augment: Callable[[Tensor, Tensor], Tensor] | None = None
+    class_weights: tuple[float, ...] = ()
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in self.module.modules()):
@@ -157,7 +161,7 @@ class Network:
         self, moving: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor
     ) -> Tensor:
         outputs = functional_call(self.module, {**moving, **fixed}, (self._shaped(x),))
-        return (row_loss(self.loss, outputs, y) * weights).sum()
+        return (row_loss(self.loss, outputs, y) * weighted(self.class_weights, y, weights)).sum()
 
 
 class NetworkDescent:

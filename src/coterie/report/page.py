@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from coterie.files import replace_file
 from coterie.registry import METHODS
-from coterie.report import sections, summary
+from coterie.report import predictions, sections, summary
 from coterie.report.frame import style
 from coterie.report.run_folder import Run, read_run
 from coterie.report.section import Section, rendered
@@ -67,6 +67,8 @@ def _sections(run: Run) -> list[Callable[[Run], Section | None]]:
     return [
         sections.why,
         sections.comparison,
+        predictions.probabilities,
+        predictions.intervals,
         *map(_named, _names(run)),
         sections.clients,
         sections.traffic,

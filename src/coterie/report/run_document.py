@@ -66,6 +66,7 @@ class Score(Said):
     train_r2: float | None = None
     test_r2: float | None = None
     new_clients_r2: float | None = None
+    new_clients_unlabelled: float | None = None
     train_rmse: float | None = None
     test_rmse: float | None = None
     new_clients_rmse: float | None = None
@@ -199,6 +200,65 @@ class Mixed(Said):
         return self
 
 
+class Figure(Said):
+    """A figure with its 95 % interval over clients."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    within: float | None = None  # by how much it may be off, since it comes from counts in bins
+
+
+class Calibrated(Said):
+    """Rows with similar probabilities."""
+
+    rows: Count
+    predicted: float
+    observed: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Calibration(Said):
+    """How probabilities agree with shares of rows."""
+
+    error: float | None = None
+    groups: Annotated[list[Calibrated], FirstFault(), Field(max_length=100)]
+
+
+class Probabilities(Said):
+    """What probabilities are worth on some rows."""
+
+    rows: Count | None = None
+    clients: Count | None = None
+    accuracy: Figure | None = None
+    base_rate: Figure | None = None
+    auroc: Figure | None = None
+    average_precision: Figure | None = None
+    log_loss: Figure | None = None
+    brier: Figure | None = None
+    calibration: Calibration | None = None
+    decisions: dict[str, float | None] | None = None
+
+
+class Covered(Figure):
+    """What intervals cover of some rows."""
+
+    length: float | None = None
+    rows: Count | None = None
+    clients: Count | None = None
+
+
+class Coverage(Said):
+    """What prediction intervals cover."""
+
+    level: float
+    calibrated: Count | None = None
+    pooled: Count | None = None
+    conformal: dict[str, Covered] | None = None
+    model: dict[str, Covered] | None = None
+
+
 class Why(Said):
     """What a comparison said before the fit."""
 
@@ -243,6 +303,8 @@ class Results(Said):
     never_visited: Count | None = None
     setting: Group | None = None
     mixed: Mixed | None = None
+    probabilities: dict[str, Probabilities] | None = None
+    coverage: Coverage | None = None
 
 
 class RunDocument(Said):

@@ -13,7 +13,10 @@ from coterie.report.run_folder import Run, number
 
 __all__ = ["Comparison", "Fact", "comparison", "facts", "headline", "method_name", "started"]
 
-_SCORES = {"test": "held-out rows", "train": "training rows", "new_clients": "new clients"}
+_SCORES = {
+    "test": "held-out rows", "train": "training rows", "new_clients": "new clients",
+    "new_clients_unlabelled": "new clients without labels",
+}  # fmt: skip
 _R2 = {"test_r2": "held-out R²", "train_r2": "training R²"}  # the first that there is
 
 
@@ -221,7 +224,9 @@ def _rows_note(run: Run) -> str:
     train, test = run.client_column("rows_train"), run.client_column("rows_test")
     if train is None or test is None or not np.nansum(test):
         return ""
-    return f"{count(np.nansum(train))} to train, {count(np.nansum(test))} held out"
+    apart = run.client_column("rows_calibration")
+    more = "" if apart is None else f", {count(np.nansum(apart))} to calibrate"
+    return f"{count(np.nansum(train))} to train{more}, {count(np.nansum(test))} held out"
 
 
 def _sizes_note(sizes: list[int]) -> str:

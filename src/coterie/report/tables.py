@@ -40,16 +40,22 @@ _TITLES = {
     "certain": "clear?",
     "rows_train": "rows",
     "rows_test": "held out",
+    "rows_calibration": "to calibrate",
     "train_loss": "train loss",
     "test_loss": "test loss",
     "train_log_likelihood": "train log-likelihood",
     "own": "own share",
     "rmse": "RMSE",
+    "auroc": "AUROC",
+    "brier": "Brier score",
+    "base_rate": "largest class",
+    "coverage": "within intervals",
     "rounds": "rounds taken part in",
     "seconds": "seconds a round",
 }
 _METRICS = ("metric", "metric_global", "metric_local")
 _FIRST = ("client", "label", "certain", "margin", "outlier_score", "outlier", "rows_train", "rows_test", *_METRICS)
+_SHARES = ("base_rate", "coverage")
 _HIDDEN = ("map_x", "map_y", "margin_error")  # drawn, or written beside the margin
 
 
@@ -83,6 +89,10 @@ def client_table(run: Run) -> ClientTable | None:
     keep = order[:MOST_CLIENTS]
     columns = {name: run.clients[name] for name in _columns(run)}
     texts = {name: column_texts(run, name, [column[i] for i in keep]) for name, column in columns.items()}
+    for name in columns:
+        if f"{name}_low" in run.clients and f"{name}_high" in run.clients:
+            ends = (column_texts(run, name, [run.clients[f"{name}_{end}"][i] for i in keep]) for end in ("low", "high"))
+            texts[name] = [_with_ends(*three) for three in zip(texts[name], *ends, strict=True)]
     if "margin" in columns and "margin_error" in run.clients:
         texts["margin"] = _with_errors(*([run.clients[c][i] for i in keep] for c in ("margin", "margin_error")))
     labels = [run.labels[i] for i in keep] if run.labels else []
@@ -112,7 +122,8 @@ def _columns(run: Run) -> list[str]:
     """The columns to show, known ones first; those with nothing in them, and lists, are left out."""
     known = [name for name in _FIRST if name in run.clients]
     hidden = (*_HIDDEN, *(run.weight_columns if len(run.weight_columns) > MOST_WEIGHTS else ()))
-    others = [name for name in run.clients if name not in known and name not in hidden]
+    ends = {f"{name}_{end}" for name in run.clients for end in ("low", "high")}  # written beside the value
+    others = [name for name in run.clients if name not in known and name not in hidden and name not in ends]
     return [name for name in known + others if _has_values(run.clients[name])]
 
 
@@ -137,7 +148,7 @@ def column_texts(run: Run, name: str, column: list[Any]) -> list[str]:
     """Write a column with common decimals."""
     if name in _METRICS:
         return run.metric.texts(column)
-    if name in run.weight_columns:
+    if name in run.weight_columns or name in _SHARES:
         return [percent(v) for v in column]
     if all(v is None or isinstance(v, bool) for v in column):
         return [NONE if v is None else "yes" if v else "no" for v in column]
@@ -145,6 +156,11 @@ def column_texts(run: Run, name: str, column: list[Any]) -> list[str]:
         return [NONE if v is None else str(v) for v in column]
     decimals = 0 if all(v is None or isinstance(v, int) for v in column) else decimals_for(column)
     return [fixed(v, decimals) for v in column]
+
+
+def _with_ends(value: str, low: str, high: str) -> str:
+    """Write a value with its interval."""
+    return value if NONE in (value, low, high) else f"{value} ({low} to {high})"
 
 
 def _with_errors(values: list[Any], errors: list[Any]) -> list[str]:

@@ -27,9 +27,10 @@ from coterie.limits import LARGEST_RESULT
 from coterie.lock import LOCK
 from coterie.methods.base import Fitted
 from coterie.methods.families import family_of
+from coterie.methods.intervals import Intervals
 from coterie.methods.mixture.stored import StoredMixtures, read_choice
 from coterie.methods.personal.model import Personal
-from coterie.methods.run_tables import events, hide_untested
+from coterie.methods.run_tables import events, hide_undefined, hide_untested
 from coterie.models import Model
 from coterie.registry import METHODS
 from coterie.report.run_document import FinishedDocument
@@ -105,11 +106,14 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
     """Write everything that a finished run holds; `results` adds to what the fit itself says."""
     make_folder(folder / "models")
     fitted.models.save(folder, fitted.schema)
+    if "intervals" in fitted.extra:
+        fitted.extra["intervals"].save(folder)
     _write_table(folder / "rounds.parquet", fitted.models.rounds(fitted))
     _write_table(folder / "clients.parquet", _clients(fitted))
     found = {
         "methods": [asdict(score) for score in fitted.scores],
         **fitted.models.results(fitted),
+        **{name: fitted.extra[name] for name in ("probabilities", "coverage") if name in fitted.extra},
         "warnings": fitted.warnings,
         "events": events(fitted.rounds),
         **({} if fitted.traffic is None else vars(fitted.traffic)),
@@ -128,7 +132,10 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _data(fitted: Fitted) -> dict[str, Any]:
-    schema, counts = fitted.schema, [fitted.per_client.get(name) for name in ("rows_train", "rows_test")]
+    schema, counts = (
+        fitted.schema,
+        [fitted.per_client.get(name) for name in ("rows_train", "rows_test", "rows_calibration")],
+    )
     return {
         "path": fitted.options.data.path, "client": schema.client, "target": schema.target, "task": schema.task,
         "n_clients": len(fitted.models.names), "n_rows": sum(int(n.sum()) for n in counts if n is not None),
@@ -143,6 +150,7 @@ def _clients(fitted: Fitted) -> pa.Table:
     columns: dict[str, Any] = {"client": fitted.models.names.tolist(), **fitted.models.clients(fitted)}
     columns |= {name: value.numpy() for name, value in fitted.per_client.items()}
     hide_untested(columns)
+    hide_undefined(columns)
     return pa.table({name: columns[name] for name in sorted(columns, key=lambda name: name.startswith("map_"))})
 
 
@@ -196,7 +204,11 @@ def load_run(folder: Path, *, module: nn.Module | Model | None = None, state: Pa
         models = models.at_node(folder, state)
     known = [one.name for one in fields(family.score)]
     scores = [family.score(**{name: said.get(name) for name in known}) for said in found["methods"]]
-    extra = {"counted": read_choice(found.get("components_choice"))} if isinstance(models, StoredMixtures) else {}
+    extra: dict[str, Any] = (
+        {"counted": read_choice(found.get("components_choice"))} if isinstance(models, StoredMixtures) else {}
+    )
+    if (intervals := Intervals.load(folder)) is not None:
+        extra["intervals"] = intervals
     counted = [found.get(one.name) for one in fields(Traffic)]
     return Fitted(
         options, schema, models, scores, warnings=found["warnings"], extra=extra, seconds=document["seconds"],

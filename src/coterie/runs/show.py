@@ -41,12 +41,35 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     }
     out.print(f"{_METRICS[fitted.metric]}, seed {fitted.options.seed}")
     out.print(_score_table(scores, columns), soft_wrap=False)
-    for said in fitted.models.remarks(fitted):
+    for said in (*fitted.models.remarks(fitted), *_worth(fitted.extra)):
         out.print(said)
     if fitted.traffic is not None:
         out.print(_sent(fitted.traffic))
     if "adjusted_rand" in more:
         out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
+
+
+def _worth(extra: Mapping[str, Any]) -> list[str]:
+    """What predictions of held-out rows are worth: probabilities of classes, or intervals of numbers."""
+    said = []
+    if (found := extra.get("probabilities", {}).get("test")) is not None:
+        names = {
+            "auroc": "AUROC",
+            "average_precision": "average precision",
+            "log_loss": "log loss",
+            "brier": "Brier score",
+        }
+        values = ", ".join(f"{name} {found[key]['value']:.3f}" for key, name in names.items())
+        said.append(f"held-out rows: {values}; {found['base_rate']['value']:.1%} are of the largest class")
+    covered = extra.get("coverage", {})
+    shares = [
+        f"{covered[how]['test']['value']:.1%} ({how})"
+        for how in ("conformal", "model")
+        if "test" in covered.get(how, {})
+    ]
+    if shares:
+        said.append(f"{covered['level']:.0%} prediction intervals contain {', '.join(shares)} of held-out rows")
+    return said
 
 
 def _sent(traffic: Traffic) -> str:

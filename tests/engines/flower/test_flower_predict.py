@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import coterie
+from command import coterie as command
 from coterie.data.clients import Clients
 from coterie.engines.flower.strategies import CoterieStrategy
 from coterie.errors import ConfigError, RunError
@@ -59,3 +60,19 @@ def test_methods_that_leave_nothing_with_clients_have_no_state(tmp_path: Path) -
     strategy.start(MemoryGrid(dealt(rows, tmp_path / "state", nodes=2)), nodes=2, folder=tmp_path / "run")
     with pytest.raises(ConfigError, match="fedavg leaves nothing with clients"):
         coterie.load(tmp_path / "run", state=tmp_path / "state")
+
+
+def test_who_is_new_cannot_be_told_where_no_personal_parts_are(tmp_path: Path) -> None:
+    rows = planted(6, 20).clients(test_size=0.0).train
+    strategy = CoterieStrategy("ditto", training={"rounds": 1}, baselines=False)
+    strategy.start(MemoryGrid(dealt(rows, tmp_path / "state", nodes=2)), nodes=2, folder=tmp_path / "run")
+    block, names = rows.client(0), [str(rows.names[0])] * int(rows.counts[0])
+    with pytest.raises(RunError, match="personal parameters are stored at the clients"):
+        coterie.load(tmp_path / "run").predict(block.x[0].numpy(), names)
+    there = coterie.load(tmp_path / "run", state=_only(tmp_path, "node-1"))
+    assert there.predict(block.x[0].numpy(), ["new"] * len(names)).shape == (len(names),)  # by the common model
+    lines = ["client,x0,x1,x2", *(",".join([names[0], *map(str, row)]) for row in block.x[0].tolist())]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    said = command("predict", tmp_path / "run", tmp_path / "rows.csv", "--state", _only(tmp_path, "node-0"))
+    assert said.code == 0, said.err
+    assert said.out.splitlines()[1].startswith(f'"{names[0]}",true,')

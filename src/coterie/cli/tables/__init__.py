@@ -5,30 +5,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from coterie.cli.tables.clusters import assignments, predictions
+from coterie.cli.tables.clusters import assignments
 from coterie.cli.tables.files import check_ending, write_rows
 from coterie.cli.tables.mixture import adoptions, components
-from coterie.cli.tables.personal import parts_fitted, personal_predictions
+from coterie.cli.tables.personal import parts_fitted
+from coterie.cli.tables.predicted import Asked, Said, predictions
+from coterie.errors import ConfigError
 from coterie.estimators import Federated, FederatedMixture, Personalised
 
-__all__ = ["assigned", "check_ending", "predicted", "write_rows"]
+__all__ = ["Asked", "assigned", "check_ending", "predicted", "write_rows"]
 
-Said = tuple[pa.Table, list[str]]  # a table, and what a user should know
-
-_FILES: dict[type[Any], tuple[Callable[[Any, Path], Said], Callable[[Any, Path], Said]]] = {
-    Federated: (predictions, assignments),
-    Personalised: (personal_predictions, parts_fitted),
-    FederatedMixture: (components, adoptions),
+_PLACED: dict[type[Any], Callable[[Any, Path], Said]] = {
+    Federated: assignments,
+    Personalised: parts_fitted,
+    FederatedMixture: adoptions,
 }
 
 
-def predicted(model: Federated | FederatedMixture | Personalised, path: Path) -> Said:
+def predicted(model: Federated | FederatedMixture | Personalised, path: Path, asked: Asked = Asked()) -> Said:  # noqa: B008
     """Predict every row of a file, in its order."""
-    return next(tell for kind, (tell, _) in _FILES.items() if isinstance(model, kind))(model, path)
+    if not isinstance(model, FederatedMixture):
+        return predictions(model, path, asked)
+    if asked != Asked():
+        raise ConfigError("mixtures have no thresholds and no intervals", "leave --threshold and --interval out")
+    return components(model, path)
 
 
 def assigned(model: Federated | FederatedMixture | Personalised, path: Path) -> Said:
     """Place every client of a file, old or new."""
-    return next(tell for kind, (_, tell) in _FILES.items() if isinstance(model, kind))(model, path)
+    return next(tell for kind, tell in _PLACED.items() if isinstance(model, kind))(model, path)

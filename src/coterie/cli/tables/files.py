@@ -14,12 +14,13 @@ from coterie.data.clients import Clients
 from coterie.data.readers import read_with
 from coterie.data.schema import Schema
 from coterie.data.sources import open_source
-from coterie.data.values import named
+from coterie.data.values import is_missing, named
 from coterie.errors import ConfigError, DataError
 from coterie.files import replace_file
 
 __all__ = [
-    "check_ending", "left_out", "read_features", "read_filled", "read_labelled", "unknown_levels", "write_rows",
+    "check_ending", "left_out", "read_features", "read_filled", "read_labelled", "unknown_levels", "with_target",
+    "write_rows",
 ]  # fmt: skip
 
 
@@ -91,3 +92,12 @@ def client_column(schema: Schema, path: Path) -> np.ndarray:
         names, which = named(batch.column(schema.client))
         parts.append(np.asarray([*names, ""], dtype=str)[which])
     return np.concatenate(parts)
+
+
+def with_target(schema: Schema, path: Path, n: int) -> np.ndarray:
+    """[n] which rows of a file have a target, in its order."""
+    source = open_source(path, schema.client)
+    if schema.target is None or schema.target not in source.columns:
+        return np.zeros(n, dtype=bool)
+    batches = source.batches([schema.client, schema.target], rows=1 << 16)
+    return np.concatenate([~is_missing(batch.column(schema.target)) for batch, _ in batches])

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coterie.cli.tables.files import left_out, read_features, read_filled, read_labelled, unknown_levels
-from coterie.data.sources import open_source
-from coterie.data.values import is_missing
+from coterie.cli.tables.files import left_out, read_features, read_filled, read_labelled, unknown_levels, with_target
 from coterie.estimators import FederatedMixture
 
 __all__ = ["adoptions", "components"]
@@ -28,7 +26,7 @@ def components(model: FederatedMixture, path: Path) -> tuple[pa.Table, list[str]
         prediction = np.empty(len(names))
         prediction[rows.order_of(names)] = model.mixtures_.expected(model.mixtures_.prepared(rows)).numpy()
         columns["prediction"] = prediction
-        known = _with_target(model, path, len(names))
+        known = with_target(model.schema_, path, len(names))
         if known.any():
             rows = read_filled(model.schema_, path).train
     component, probability = np.zeros(len(names), dtype=np.int64), np.zeros(len(names))
@@ -57,14 +55,3 @@ def adoptions(model: FederatedMixture, path: Path) -> tuple[pa.Table, list[str]]
         not_, whose = ("do not fit", "their") if strange > 1 else ("does not fit", "its")
         said.append(f"{strange} of {len(rows.names)} clients {not_}: {whose} rows are unlike those of the training")
     return pa.table(columns), said
-
-
-def _with_target(model: FederatedMixture, path: Path, n: int) -> np.ndarray:
-    """[n] which rows of a file have a target, in its order."""
-    client, target = model.schema_.client, model.schema_.target
-    source = open_source(path, client)
-    if target is None or target not in source.columns:
-        return np.zeros(n, dtype=bool)
-    return np.concatenate(
-        [~is_missing(batch.column(target)) for batch, _ in source.batches([client, target], rows=1 << 16)]
-    )

@@ -44,7 +44,7 @@ _MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, a
 
 
 def prior_phase(
-    session: Session, structure: str, setting: Setting | None, rows: Ragged, scaling: Scaling, n_classes: int
+    session: Session, structure: str, setting: Setting | None, rows: Ragged, scaling: Scaling, about: Problem
 ) -> Phase:
     """What fits one structure to all rows: with a setting that is given, or with the one that `compare` would choose.
 
@@ -63,11 +63,11 @@ def prior_phase(
         Training rows, with the features that will be fitted: products of them, and as they were scaled.
     scaling : Scaling
         That they were made with.
-    n_classes : int
-        0 for regression.
+    about : Problem
+        What is fitted: numbers or classes, and what rows of these count.
     """
     folds = FOLDS if setting is None else 1
-    problem = Problem(rows.shape[0], n_classes, folds, tuple(range(folds)))
+    problem = replace(about, n_folds=folds, held=tuple(range(folds)))
     task = Task(session, problem, scaling, rows.to(torch.float64), None, None, session.options.seed)
     program = _with_chosen(task, structure) if setting is None else _with_given(task, structure, setting)
     return Phase(None, task.rows, [lambda state: program], None, Effort().messages, said="structures")

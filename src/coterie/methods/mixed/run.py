@@ -22,6 +22,7 @@ from coterie.methods.mixed.model import ClientEffects, FromEffects, MixedModels
 from coterie.methods.mixed.quantities import best, classes_found, numbers_found
 from coterie.methods.personal.model import copied
 from coterie.methods.personal.scores import spread
+from coterie.methods.predictions import more_ask, population_of, predicted
 from coterie.methods.session import Prepared, Session, model_for, prepare
 from coterie.models import Dense
 
@@ -50,15 +51,18 @@ def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
         raise RunError("no client has answered", "see that the nodes are there, and fit again")
     _check_noise(state, how, options)
     found = _models(clients, made, how, state, options)
-    entry, name = Entry(0, found.judge_ask(), found.learn_ask()), (options.method, _title(how))
-    outcome, scores, per_client = measure_beside(session, made, entry, name, beside, copied(beside.private))
+    judge, name = found.judge_ask(), (options.method, _title(how))
+    entry = Entry(0, judge, found.learn_ask(), more=more_ask(made, judge))
+    outcome, scores, per_client, _ = measure_beside(session, made, entry, name, beside, copied(beside.private))
     kept = outcome.private
     found = replace(found, own=found.parts_in(kept))
     if not isinstance(kept, RemoteState):
         found = replace(found, client_effects=ClientEffects(made.rows.names, kept[0]["effects"], kept[0]["deviation"]))
-    extra = {"spread": spread(made, options.method, per_client)}
+    told = predicted(session, made, entry, outcome, population_of(found))
+    extra = {"spread": spread(made, options.method, per_client), **told.extra}
+    per_client |= told.per_client
     return Fitted(
-        options, clients.schema, found, scores, per_client, done.rounds, _warnings(found, state), extra
+        options, clients.schema, found, told.of(scores), per_client, done.rounds, _warnings(found, state), extra
     )  # fmt: skip
 
 
@@ -82,7 +86,9 @@ def _models(
         found = numbers_found(clients.schema, made.scaling, how, state, reml=reml, diagonal=diagonal)
     fit = FromEffects(how.names, made.model, how.basis, how.units, beta, root, torch.tensor(noise, dtype=torch.float64))
     everyone = fit.start.expand(made.rows.n_clients, -1)
-    return MixedModels(made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling, quantities=found)
+    return MixedModels(
+        made.model, (), fit.start, made.rows.names, everyone, fit, made.scaling, fit.start, quantities=found
+    )
 
 
 def _check_noise(state: State | LaplaceState, how: Design, options: FitOptions) -> None:

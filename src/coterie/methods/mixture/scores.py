@@ -109,7 +109,7 @@ def _outcome(
     (train, held_out, fresh), (train_r2, test_r2, new_r2) = (
         [part.get(side) for side in ("train", "test", "new")] for part in (value, r2)
     )
-    score = MixtureScore(entry.name, entry.label, train, held_out, fresh, train_r2, test_r2, new_r2, rmse)
+    score = MixtureScore(entry.name, entry.label, train, held_out, fresh, train_r2, test_r2, new_r2, test_rmse=rmse)
     return Outcome(score, likelihood, error)
 
 

@@ -22,10 +22,10 @@ from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
 from coterie.evaluate import Measured, judged, measure_own_ask
-from coterie.local import Training, own_outputs
+from coterie.local import Training, served
 from coterie.local.personal import train_part
 from coterie.methods.session import Session
-from coterie.models import Model, Split, split, tail
+from coterie.models import Model, Split, split
 from coterie.protocol import Ask, Block, Stack, Tensors, answers
 
 __all__ = [
@@ -290,22 +290,4 @@ def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
 @answers(loss=Stack(), metric=Stack(), rows=Stack())
 def judge_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's personal model on its rows, and leave it as it is."""
-    scores = _outputs(shared["model"], shared["split"], shared["theta"], private["personal"], data)
-    return judged(shared["model"], scores, data), {}
-
-
-def _outputs(model: Model, parts: Split, theta: Tensor, own: Tensor, data: Block) -> Tensor:
-    """Outputs of every client's model; rows pass together through what all share, where that can be cut off.
-
-    theta [S, Q], own [S, C, P - Q] -> [S, C, N, O]
-    """
-    head = tail(model, parts.moving("personal"))
-    if head is not None:
-        features = [head.features(vector[None], data.x) for vector in theta]
-        return torch.stack([head.model.own_outputs(o, f) for o, f in zip(own, features, strict=True)])
-    top = tail(model, parts.moving("shared"))
-    if top is not None:
-        rows = [top.features(o, data.x).flatten(0, 1) for o in own]
-        flat = torch.stack([top.model.outputs(v[None], r)[0] for v, r in zip(theta, rows, strict=True)])
-        return flat.view(len(own), *data.x.shape[:2], model.n_outputs)
-    return own_outputs(model, parts.join(theta[:, None], own), data)
+    return judged(shared["model"], served(shared, private, data), data), {}

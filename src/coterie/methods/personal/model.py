@@ -49,7 +49,8 @@ class Adopted:
     own : Tensor
         [M, ...] their personal parts.
     measured : Measured
-        Loss and accuracy (of numbers: mean squared error, in scaled units) on these same rows, and how many there are.
+        Loss and accuracy (of numbers: mean squared error, in scaled units) on each half of these rows, with a part that is
+        fitted to the other half; and how many rows there are.
     known : Tensor
         [M] whether a client already has a part of its own, which this does not change.
     """
@@ -124,6 +125,8 @@ class Personal:
         How a client that has none gets one.
     scaling : Scaling
         Of the columns.
+    population : Tensor or None
+        [P] the whole model of a client of which nothing is known; None where there is none.
     """
 
     words: ClassVar[type[PersonalWords]] = TrainedWords
@@ -138,6 +141,7 @@ class Personal:
     own: Tensor | RemoteState
     fit: "Fit | Fitting"
     scaling: Scaling
+    population: Tensor | None = None
 
     @property
     def metric(self) -> str:
@@ -163,10 +167,15 @@ class Personal:
             return self.fit.start.expand(len(at), -1), known
         return torch.where(known[:, None], self.parts[at], self.fit.start), known
 
-    def adopt(self, rows: Ragged) -> Adopted:
-        """Fit the personal parts of clients, old or new, to their labelled rows; what all share stays as it is."""
-        own = self.fitted(rows)
-        return Adopted(rows.names, own, self.measured(rows, own), self.of(rows.names)[1])
+    def for_all(self, common: Tensor | None) -> Tensor | None:
+        """The model of a client of which nothing is known: one model for all [P] that is given, or the mean of all models.
+
+        None where models have stayed with clients elsewhere.
+        """
+        if common is not None or isinstance(self.own, RemoteState):
+            return common
+        mean = self.own.mean(0)
+        return split(self.model, self.layers).join(self.theta, mean) if self.layers else mean
 
     def joined(self, new: Adopted) -> "Personal":
         """Take clients in with the parts that they have fitted; those that had one keep the new one."""
@@ -243,7 +252,8 @@ class Personal:
             "model": describe(self.model), "schema": schema.model_dump(mode="json"), "degree": degree,
             "layers": list(self.layers), **how,
         }  # fmt: skip
-        save_tensors(folder / _COMMON, {"theta": self.theta, **start, **scaling}, said)
+        common = {} if self.population is None else {"population": self.population}
+        save_tensors(folder / _COMMON, {"theta": self.theta, **common, **start, **scaling}, said)
         if isinstance(self.own, RemoteState):  # parts have stayed with their clients
             there = {"names": [], "kept": self.own.record(self._field)}
             save_tensors(folder / _CLIENTS, {"own": self.fit.start[None][:0]}, there)
@@ -260,7 +270,10 @@ class Personal:
         theta = common.tensor("theta", shared, dtype=model.dtype)
         parts = own.tensor("own", len(who.names), personal, dtype=model.dtype)
         fit, scaling = cls.read_fit(model, common, said, personal), common.scaling(said.schema_, said.degree)
-        return cls(model, layers, theta, who.array, parts, fit, scaling), said.schema_
+        population = None
+        if "population" in common:
+            population = common.tensor("population", model.n_parameters, dtype=model.dtype)
+        return cls(model, layers, theta, who.array, parts, fit, scaling, population), said.schema_
 
     def at_node(self, folder: Path, state: Path) -> Self:
         """Take in the parts of a node's clients, where its state folder is; `folder` is the run's."""

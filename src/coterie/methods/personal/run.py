@@ -22,6 +22,7 @@ from coterie.methods.measuring import Entry, overall
 from coterie.methods.personal.model import Personal, begun, copied
 from coterie.methods.personal.plan import Plan, check_plan, plan, prepare_personal
 from coterie.methods.personal.scores import spread
+from coterie.methods.predictions import more_ask, population_of, predicted
 from coterie.methods.run_tables import diverged_because
 from coterie.methods.session import On, Prepared, Session
 from coterie.participation import Clock, WallClock, select_participants
@@ -45,16 +46,20 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     )  # fmt: skip
     took_part = _took_part(session.engine(made.rows), how.question, done.rounds)  # before others run on these rows
     found = _begun(how, made, done.states[0])
-    entry, kept = Entry(0, found.judge_ask(), found.learn_ask(beside.private)), copied(beside.private)
-    outcome, scores, per_client = measure_beside(session, made, entry, (options.method, how.title), beside, kept)
+    judge, kept = found.judge_ask(), copied(beside.private)
+    entry = Entry(0, judge, found.learn_ask(beside.private), more=more_ask(made, judge))
+    outcome, scores, per_client, one = measure_beside(session, made, entry, (options.method, how.title), beside, kept)
     found = replace(found, own=found.parts_in(outcome.private))
-    per_client |= took_part
+    found = replace(found, population=found.for_all(one) if how.layers else found.theta)
+    told = predicted(session, made, entry, outcome, population_of(found))
+    per_client |= took_part | told.per_client
     extra = {
         "spread": spread(made, options.method, per_client),
         "virtual_time": done.rounds[-1].time if timed and done.rounds else None,
+        **told.extra,
     }
     warnings = _warnings(found, how, per_client["rounds"], done.rounds)
-    return Fitted(options, clients.schema, found, scores, per_client, done.rounds, warnings, extra)
+    return Fitted(options, clients.schema, found, told.of(scores), per_client, done.rounds, warnings, extra)
 
 
 def check_personal(clients: Clients, options: FitOptions, given: Given) -> None:
