@@ -75,12 +75,12 @@ def compare(
     few_shot : int
         Labelled rows of every new client.
     deals : int, optional
-        How often rows are dealt to folds. Scores are averaged over deals, which share their messages: 2 for linear models of
-        numbers, 1 for classes of more than some rows, for networks, for mixtures, and for site summaries.
+        How often rows are dealt to folds. Scores are averaged over deals, which share their messages: 2 for linear models, 1
+        for classes with many rows, where every pass is long, for networks, without a target, for site summaries, and `quick`.
     repetitions : int
         How often the choice is repeated, with clients drawn again and one of the deals, to tell how sure it is.
     quick : bool
-        Try fewer settings and starts.
+        Try fewer settings and starts, with one deal of the folds.
     effort : Effort, optional
         How long structures are worked on (`coterie.methods.linear.structures.Effort`), in place of what `quick` and the
         largest settings say.
@@ -113,7 +113,7 @@ def compare(
         networks = Networks(task, model, layers, rounds, min(effort.starts, _STARTS), effort.max_clusters)
         made = _networks(clients, networks, wanted, tolerance, repetitions)
     else:
-        used = _deals(task) if deals is None else deals
+        used = _deals(task, quick) if deals is None else deals
         found, place, shape = fitted(task, wanted, effort, used)
         evidence = chosen(task, found, tolerance, shape=shape, repetitions=repetitions)
         new = {} if task.newcomers is None else _new_clients(task, evidence)
@@ -129,9 +129,9 @@ def compare(
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began, traffic=session.traffic)
 
 
-def _deals(task: Task) -> int:
+def _deals(task: Task, quick: bool) -> int:
     """How often rows are dealt to folds: twice, but not where sums were made of one deal, or where every pass is long."""
-    if isinstance(task.train, StandIns):
+    if quick or isinstance(task.train, StandIns):
         return 1
     numbers = int(task.train.counts.sum()) * task.problem.n_parameters**2
     return _DEALS if task.problem.is_regression or numbers <= _LONG else 1
