@@ -10,15 +10,16 @@ from typing import Literal
 
 import numpy as np
 
+from coterie.methods.linear.choice import RIVAL
 from coterie.selection.result import Comparison, Difference, Structure
 
 __all__ = ["Counts", "Facts", "Other", "Sign", "Standing", "Tally", "facts"]
 
 Sign = Literal["better", "level", "worse"]  # by a 95 % interval: level if it contains 0
-Standing = Literal["better", "level", "slightly worse", "worse", "barred"]  # beside the chosen structure
+# Beside the chosen structure; "slightly" is by no more than the tolerance of the choice.
+Standing = Literal["better", "slightly better", "level", "slightly worse", "worse", "barred"]
 
 _STABLE = 0.5  # adjusted Rand index from which groups are spoken of
-_RIVAL = 0.25  # share of the repetitions from which a structure would do as well
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Other:
     @property
     def would_do(self) -> bool:
         """Whether it might as well have been chosen: it often was, and no difference is clear."""
-        return self.standing in ("better", "level") and self.share >= _RIVAL
+        return self.standing in ("better", "slightly better", "level") and self.share >= RIVAL
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,6 @@ class Facts:
     def either(self) -> tuple[Structure, ...]:
         """Structures that would do as well as the chosen one."""
         return tuple(other.structure for other in self.others if other.would_do)
-
-    @property
-    def something_gains(self) -> bool:
-        """Whether any structure that may be taken is clearly better than the chosen one."""
-        return any(other.standing == "better" for other in self.others)
 
     def standing(self, *wanted: Standing) -> list[Structure]:
         """Structures with these standings, the best first."""
@@ -170,9 +166,9 @@ def _standing(one: Structure, tolerance: float) -> Standing:
     if one.barred:
         return "barred"
     sign = _sign(one.versus_chosen) or "level"
-    if sign == "worse" and one.versus_chosen is not None and -one.versus_chosen.mean <= tolerance:
-        return "slightly worse"
-    return sign
+    if sign == "level" or one.versus_chosen is None or abs(one.versus_chosen.mean) > tolerance:
+        return sign
+    return "slightly better" if sign == "better" else "slightly worse"
 
 
 def _tally(gain: np.ndarray) -> Tally | None:

@@ -3,33 +3,28 @@
 
 from coterie.selection.facts import Facts
 from coterie.selection.result import Comparison, Structure
-from coterie.selection.words import listed, noun, number, one_for_all
+from coterie.selection.words import capital, listed, noun, number, one_for_all
 
 __all__ = ["headline"]
 
 
 def headline(found: Comparison, known: Facts) -> str:
     """The answer in a sentence: what is not clear "may" be so, and where another structure would do as well it says so."""
-    if known.either:
-        return _either(found, known)
     chosen, model = known.chosen, noun(found)
     if chosen.name == "global":
-        gains = any(other.over_global == "better" and other.standing != "barred" for other in known.others)
-        why = (
-            "what other structures gain is clear, but too small to matter"
-            if gains
-            else "no other structure fits clients clearly better"
-        )
-        return f"One {model} for all is enough: {why}."
+        return f"One {model} for all is enough: other structures bring {_little(known)}."
+    if known.either:
+        return _either(found, known)
     if chosen.name == "local":
-        if known.something_gains:
-            return (
-                f"Local {model}s are nearly as good as any: what clients gain by learning from each other is clear, but "
-                "small."
-            )
         be = "are" if known.sure else "may be"
-        return f"Local {model}s {be} enough: clients gain nothing that is clear by learning from each other."
+        return f"Local {model}s {be} enough: learning from each other brings clients {_little(known)}."
     return _of_structure(chosen, model, known)
+
+
+def _little(known: Facts) -> str:
+    """What others gain over what was chosen."""
+    more = known.standing("better")
+    return f"more only with {more[0].label}" if more else "little, or nothing that is clear"
 
 
 def _of_structure(chosen: Structure, model: str, known: Facts) -> str:
@@ -61,7 +56,8 @@ def _in_common(chosen: Structure, sure: bool) -> str:
     """What a representation is: a subspace of models, or the body of a network."""
     may = "" if sure else "may "
     if "rank" in chosen.setting:
-        return f"Clients' models {may}differ in {number(chosen.setting['rank'], 'direction')} only; the rest is shared."
+        many = "one direction" if chosen.setting["rank"] == 1 else "a few directions"
+        return f"Clients' models {may}differ in {many} only; the rest is shared."
     return (
         f"Clients {may}share features but map them to different outcomes: only the last layer of their models differs."
     )
@@ -69,11 +65,20 @@ def _in_common(chosen: Structure, sure: bool) -> str:
 
 def _either(found: Comparison, known: Facts) -> str:
     """Several structures do: which of them was chosen is a matter of chance."""
-    names = [known.chosen.label, *(one.label for one in known.either)]
-    between = f"Between {listed(names)}, {'either' if len(names) == 2 else 'any'} will do"
-    if known.chosen.name == "global" or any(one.name == "global" for one in known.either):
-        return f"{between}: whether clients differ is not clear."
+    several = [one for one in found.structures if one is known.chosen or one in known.either]
+    if any(one.name == "global" for one in several):
+        return f"{capital(one_for_all(found))} will do: whether clients differ is not clear."
+    between = f"Between {listed([_kind(one) for one in several])}, {'either' if len(several) == 2 else 'any'} will do"
     signs = [known.over_global, *(other.over_global for other in known.others if other.would_do)]
     if all(sign == "better" for sign in signs):
-        return f"{between}: {'both' if len(names) == 2 else 'all'} are clearly better than {one_for_all(found)}."
+        return f"{between}: {'both' if len(several) == 2 else 'all'} are clearly better than {one_for_all(found)}."
     return f"{between}; they may be better than {one_for_all(found)}."
+
+
+def _kind(one: Structure) -> str:
+    """A structure whatever its setting, but for own intercepts."""
+    if "n_components" in one.setting and one.name != "mixture":
+        return one.label
+    names = {"clusters": "groups", "local": "local models", "shrunk": "models shrunk towards a common one"}
+    names |= {"representation": "models that differ in a few directions", "mixture": "mixtures within clients"}
+    return "own intercepts" if one.setting.get("prior") == "intercept" else names.get(one.name, one.label)

@@ -76,9 +76,10 @@ def compare(
         Labelled rows of every new client.
     deals : int, optional
         How often rows are dealt to folds. Scores are averaged over deals, which share their messages: 2 for linear models, 1
-        for classes with many rows, where every pass is long, for networks, without a target, for site summaries, and `quick`.
+        for classes with many rows (every pass is long), for networks, without a target, for site summaries, and if `quick`.
     repetitions : int
-        How often the choice is repeated, with clients drawn again and one of the deals, to tell how sure it is.
+        How often the choice is repeated, with clients drawn again and one of the deals: what is chosen most often is chosen,
+        and how often tells how sure that is. 0 chooses once.
     quick : bool
         Try fewer settings and starts, with one deal of the folds.
     effort : Effort, optional

@@ -164,7 +164,7 @@ class _Parts:
             metric_stderr=metric_error,
             versus_global=None if name == "global" else difference(mine, base),
             versus_chosen=versus,
-            as_good=good and (versus is None or not versus.high < 0),
+            as_good=versus is None or (good and not versus.high < 0),
             barred=name in evidence.barred,
             chosen_share=evidence.shares.get(name),
             df=evidence.df(name),

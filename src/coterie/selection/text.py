@@ -8,14 +8,17 @@ import numpy as np
 
 from coterie.config import DataOptions
 from coterie.report.numbers import count, fixed
-from coterie.selection.facts import Facts, Sign, Tally, facts
+from coterie.selection.facts import Facts, Sign, Standing, Tally, facts
 from coterie.selection.headline import headline
-from coterie.selection.result import Comparison, Difference, FitAdvice
+from coterie.selection.result import Comparison, Difference, FitAdvice, Structure
 from coterie.selection.words import capital, listed, number, one_for_all, some
 
 __all__ = ["Answer", "answer", "fit_command", "interval", "metric_name", "one_for_all", "plus_minus"]
 
 _STABLE = 0.8  # adjusted Rand index
+_STANDINGS: tuple[tuple[Standing, ...], ...] = (
+    ("better", "slightly better"), ("level",), ("slightly worse",), ("worse",), ("barred",),
+)  # fmt: skip
 _SELDOM = 0.05  # share of the repetitions below which a choice is not told of
 _FLAGS = {
     "clusters.n_clusters": "--clusters",
@@ -95,7 +98,7 @@ def _for_new_clients(found: Comparison, known: Facts) -> list[str]:
 
 
 def _nothing_better(known: Facts) -> list[str]:
-    rivals = known.standing("better", "level", "slightly worse", "worse")
+    rivals = known.standing("better", "slightly better", "level", "slightly worse", "worse")
     if not rivals or rivals[0].versus_global is None:
         return []
     return [f"The best alternative is {rivals[0].label}: {_difference(rivals[0].versus_global)}."]
@@ -105,13 +108,11 @@ def _against_others(known: Facts) -> list[str]:
     """Who else would do, and who would not: each structure has one standing, and is told of once."""
     out, chosen = [], known.chosen
     better, level, slightly, worse, barred = (
-        [one for one in known.standing(standing) if one.name != "global"]
-        for standing in ("better", "level", "slightly worse", "worse", "barred")
+        [one for one in known.standing(*standings) if one.name != "global"] for standings in _STANDINGS
     )
     if chosen.name != "global":
         out += [
-            f"{capital(one.label)} is better, but by so little that the simpler structure was chosen: "
-            f"{_difference(one.versus_chosen)}."
+            f"{capital(one.label)} is clearly better{_by_little(one, known)}: {_difference(one.versus_chosen)}."
             for one in better
             if one.versus_chosen is not None
         ]
@@ -128,6 +129,10 @@ def _against_others(known: Facts) -> list[str]:
         said = [f"{one.label} ({interval(one.versus_chosen)})" for one in worse]
         out.append(f"Clearly worse than {chosen.label}: {listed(said)}.")
     return out
+
+
+def _by_little(one: Structure, known: Facts) -> str:
+    return ", but by too little to matter" if one in known.standing("slightly better") else ""
 
 
 def _repetitions(found: Comparison, known: Facts) -> list[str]:

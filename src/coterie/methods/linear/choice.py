@@ -6,8 +6,9 @@ nothing is fitted again.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,10 +21,12 @@ from coterie.methods.linear.structures import ORDER, Found
 from coterie.methods.linear.task import Task
 from coterie.select import as_good, difference, simplest
 
-__all__ = ["OUTLIER", "REPETITIONS", "Evidence", "chosen", "names_where", "outlying", "outlying_classes"]
+__all__ = ["OUTLIER", "REPETITIONS", "RIVAL", "Evidence", "chosen", "names_where", "outlying", "outlying_classes"]
 
 OUTLIER = 3.5  # score above which a client is called an outlier
 REPETITIONS = 200  # of the choice
+RIVAL = 0.2  # share of the repetitions from which a structure would do as well as the one that is chosen most often
+_RARELY = 0.1  # share of the repetitions below which one model for all is out, though no gain over it is clear
 _ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: half of a squared normal variable
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
 _WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
@@ -93,22 +96,34 @@ def chosen(
     if int((judged & ~odd).sum()) < 2:
         odd = nobody
     scores = _Scores.of(found, judged & ~odd, task.problem.is_regression)
-    choice = scores.choice(tolerance)
-    shares = _repeated(scores, tolerance, repetitions, task.seed)
+    choice, shares = _repeated(scores, tolerance, repetitions, task.seed)
     return Evidence(
         found, choice.settings, choice.winner, judged, odd, score, choice.tolerance, choice.barred, task.judged & ~there,
         shares, shape or Shape(),
     )  # fmt: skip
 
 
-def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> dict[str, float]:
-    """In which share of repetitions each structure is chosen: clients are drawn again, and one deal of the folds."""
-    draw, won = keys.generator(seed, "repetitions"), dict.fromkeys(scores.found, 0)
-    n, deals = scores.n_clients, next(iter(scores.deals.values())).shape[0]
-    for at in range(times):
-        some = torch.randint(n, (n,), generator=draw)
-        won[scores.drawn(some, at % deals).choice(tolerance).winner] += 1
-    return {name: count / times for name, count in won.items()} if times else {}
+def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tuple[_Choice, dict[str, float]]":
+    """Choose again and again, with clients drawn again and one deal of the folds: what is chosen most often is chosen.
+
+    One model for all is taken in its place if it is not chosen rarely, and what others bring is not clear. The shares of the
+    repetitions, by structure, are told too.
+    """
+    choice = scores.choice(tolerance)
+    if not times:
+        return choice, {}
+    draw, n, deals = keys.generator(seed, "repetitions"), scores.n_clients, next(iter(scores.deals.values())).shape[0]
+    votes = [scores.drawn(torch.randint(n, (n,), generator=draw), at % deals).choice(tolerance) for at in range(times)]
+    won = Counter(one.winner for one in votes)
+    free = [name for name in scores.found if name not in choice.barred and not scores.far_behind(name, choice)]
+    winner = max(free, key=lambda name: (won[name], name == choice.winner))
+    gain = difference(scores.score[winner][choice.settings[winner]], scores.score["global"][choice.settings["global"]])
+    if won["global"] >= _RARELY * times and not gain.low > 0:
+        winner = "global"
+    often = Counter(one.settings[winner] for one in votes if one.winner == winner)
+    at = max(often, key=lambda j: (often[j], j == choice.settings[winner])) if often else choice.settings[winner]
+    shares = {name: won[name] / times for name in scores.found}
+    return replace(choice, winner=winner, settings=choice.settings | {winner: at}), shares
 
 
 @dataclass(frozen=True)
@@ -169,6 +184,13 @@ class _Scores:
         winner, at = self._simplest(good or candidates)
         settings[winner] = at
         return _Choice(settings, winner, tuple(name for name, can in may.items() if not can), tolerance)
+
+    def far_behind(self, name: str, choice: _Choice) -> bool:
+        """Whether a structure is clearly worse than the best, by more than the tolerance."""
+        may = [other for other in self.found if other not in choice.barred]
+        best = max(may, key=lambda other: float(self.score[other][choice.settings[other]].nanmean()))
+        gap = difference(*(self.score[one][choice.settings[one]] for one in (best, name)))
+        return gap.low > 0 and gap.mean > choice.tolerance
 
     def _settings(self, name: str) -> tuple[Mapping[str, object], ...]:
         return self.found[name].settings if name in self.found else ()
