@@ -26,7 +26,6 @@ __all__ = ["OUTLIER", "REPETITIONS", "RIVAL", "Evidence", "chosen", "names_where
 OUTLIER = 3.5  # score above which a client is called an outlier
 REPETITIONS = 200  # of the choice
 RIVAL = 0.2  # share of the repetitions from which a structure would do as well as the one that is chosen most often
-_RARELY = 0.1  # share of the repetitions below which one model for all is out, though no gain over it is clear
 _ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: half of a squared normal variable
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
 _WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
@@ -106,7 +105,7 @@ def chosen(
 def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tuple[_Choice, dict[str, float]]":
     """Choose again and again, with clients drawn again and one deal of the folds: what is chosen most often is chosen.
 
-    One model for all is taken in its place if it is not chosen rarely, and what others bring is not clear. The shares of the
+    One model for all is taken in its place if it is a rival, and what others bring is not clear. The shares of the
     repetitions, by structure, are told too.
     """
     choice = scores.choice(tolerance)
@@ -118,7 +117,7 @@ def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tu
     free = [name for name in scores.found if name not in choice.barred and not scores.far_behind(name, choice)]
     winner = max(free, key=lambda name: (won[name], name == choice.winner))
     gain = difference(scores.score[winner][choice.settings[winner]], scores.score["global"][choice.settings["global"]])
-    if won["global"] >= _RARELY * times and not gain.low > 0:
+    if won["global"] >= RIVAL * times and not gain.low > 0:
         winner = "global"
     often = Counter(one.settings[winner] for one in votes if one.winner == winner)
     at = max(often, key=lambda j: (often[j], j == choice.settings[winner])) if often else choice.settings[winner]
