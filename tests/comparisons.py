@@ -24,7 +24,7 @@ ADVICE = {
 ADVICE["mixture"] = FitAdvice("mixture", {"mixture.n_components": 2})
 
 
-def difference(mean: float, stderr: float = 0.02, clients: int = 58) -> Difference:
+def difference(mean: float, stderr: float = 0.02, clients: int = 57) -> Difference:
     return Difference(mean, stderr, mean - 2 * stderr, mean + 2 * stderr, clients)
 
 

@@ -11,7 +11,7 @@ from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
-from coterie.methods.linear.choice import _complexity, _predicts
+from coterie.methods.linear.choice import _place, _Scores
 from coterie.methods.linear.scores import Judged
 from coterie.methods.linear.structures import Found
 from coterie.selection import ORDER, Comparison, compare
@@ -230,19 +230,122 @@ def test_a_mixture_must_predict_about_as_well_as_the_best_of_the_others(
         "local": Found("local", ({},), judged(level - 1, level + 1), ()),
         "mixture": Found("mixture", ({},), judged(level, 1 + worse + noise), ()),
     }
-    scores = torch.stack([one.judged.score[0] for one in found.values()])
-    assert _predicts(found, dict.fromkeys(found, 0), scores) is predicts
+    scores = _Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True)
+    assert scores._predicts(dict.fromkeys(found, 0)) is predicts
+    assert (scores.choice(0.0).barred == ("mixture",)) is not predicts
 
 
-def test_own_levels_are_simpler_than_own_models_and_many_directions_less_simple_than_few() -> None:
-    level = torch.zeros(3, dtype=torch.float64)
-    priors = tuple({"prior": kind} for kind in ("intercept", "same", "diagonal", "full"))
-    found = {
-        "local": Found("local", ({"penalty": 1.0},), judged(level, level), ()),
-        "shrunk": Found("shrunk", priors, judged(level, level), ()),
-        "representation": Found("representation", ({"rank": 1},), judged(level, level), ()),
-        "clusters": Found("clusters", ({"n_clusters": 2},), judged(level, level), ()),
+def test_of_structures_with_as_many_parameters_own_levels_come_right_after_one_model() -> None:
+    priors = [{"prior": kind} for kind in ("intercept", "same", "diagonal", "full")]
+    shrunk = [_place("shrunk", prior) for prior in priors]
+    one, groups, local, few = (_place(name, {}) for name in ("global", "clusters", "local", "representation"))
+    assert one < shrunk[0] < groups < local < shrunk[1] < few < shrunk[2] == shrunk[3]
+
+
+def level_found(df: dict[str, float]) -> dict[str, Found]:
+    """Structures that are all as good, and better than one model for all."""
+    draw = torch.Generator().manual_seed(0)
+    base = torch.randn(30, generator=draw, dtype=torch.float64)
+    settings: dict[str, Any] = {
+        "clusters": {"n_clusters": 2},
+        "shrunk": {"prior": "diagonal"},
+        "local": {"penalty": 1.0},
     }
-    shrunk = [_complexity("shrunk", j, found) for j in range(4)]
-    others = [_complexity(name, 0, found) for name in ("clusters", "local", "representation")]
-    assert others[0] < shrunk[0] < others[1] < shrunk[1] < others[2] < shrunk[2] == shrunk[3]
+    found = {"global": Found("global", ({"penalty": 0.1},), judged(base - 1, base), (), df=(4.0,))}
+    for name, own in df.items():
+        found[name] = Found(name, (settings[name],), judged(base, base), (), df=(own,))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("df", "chosen"),
+    [
+        ({"clusters": 38.0, "local": 100.0, "shrunk": 60.0}, "clusters"),
+        ({"clusters": 38.0, "local": 100.0, "shrunk": 20.0}, "shrunk"),  # fewer effective parameters than two groups
+        ({"local": 100.0, "shrunk": 90.0}, "local"),  # about as many: what is easier to say
+        ({"local": 100.0, "shrunk": 60.0}, "shrunk"),
+    ],
+)
+def test_simpler_means_fewer_effective_parameters(df: dict[str, float], chosen: str) -> None:
+    found = level_found(df)
+    scores = _Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True)
+    assert scores.choice(0.005).winner == chosen
+
+
+def test_own_intercepts_are_a_candidate_beside_other_models_of_clients_own() -> None:
+    found = level_found({"clusters": 38.0})
+    base = found["clusters"].judged.score[0]
+    jitter = 0.1 * torch.randn(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows = found["clusters"].judged.rows
+    scores = torch.stack([base - 0.001, base + 0.05 + jitter - jitter.mean()])  # level by the tolerance, and the best
+    of = Judged(scores, scores, scores, scores, rows, rows, torch.ones(2, dtype=torch.float64))
+    found["shrunk"] = Found("shrunk", ({"prior": "intercept"}, {"prior": "full"}), of, (), df=(34.0, 60.0))
+    choice = _Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True).choice(0.06)
+    assert (choice.winner, choice.settings["shrunk"]) == ("shrunk", 0)
+
+
+def test_shares_add_up_and_follow_the_choice(groups: Comparison) -> None:
+    shares = {one.name: one.chosen_share for one in groups.structures}
+    assert sum(share for share in shares.values() if share is not None) == pytest.approx(1.0)
+    assert shares["clusters"] == max(shares.values())  # type: ignore[type-var]
+    again = compare(clients_of("global", n_clients=8), quick=True, structures=("local",), repetitions=0)
+    assert all(one.chosen_share is None for one in again.structures)
+
+
+def test_effective_parameters_are_counted(groups: Comparison) -> None:
+    df = {one.name: one.df for one in groups.structures}
+    n = len(groups.names)
+    assert df["global"] == 4
+    assert df["clusters"] == 2 * 4 + n  # a model for each group, and a label for each client
+    assert df["local"] is not None
+    assert n < df["local"] < 4 * n  # intercepts are free, and the rest is penalised
+    assert groups.document()["rows"][0]["df"] == 4
+
+
+def test_scores_are_means_over_deals() -> None:
+    clients = clients_of("clusters", 2, n_clients=10)
+    one, two = (compare(clients, quick=True, structures=("clusters", "local"), deals=n) for n in (1, 2))
+    assert (one.settings["deals"], two.settings["deals"]) == (1, 2)
+    assert one.traffic.messages <= two.traffic.messages <= one.traffic.messages + 12  # deals share their messages
+    for name in ("global", "clusters", "local"):
+        assert np.isfinite(two[name].client_score).all()
+        assert not np.allclose(one[name].client_score, two[name].client_score)  # of other rows
+        np.testing.assert_allclose(one[name].client_test_metric, two[name].client_test_metric)  # of the same fit
+    assert two.grouping is not None
+    assert set(np.round(two.grouping.agreement * 10) % 1) == {0.0}  # of ten folds
+
+
+# -- rare classes and skewed targets ----------------------------------------------------------------------------------
+def rare(seed: int, n_clients: int = 40, rows: int = 300) -> Clients:
+    """Two in a hundred are positive; hospitals differ in their level with a standard deviation of 0.8."""
+    draw = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(n_clients), rows)
+    x = draw.normal(size=(len(owner), 3))
+    odds = -4.4 + 0.8 * draw.normal(size=n_clients)[owner] + x @ [0.5, -0.3, 0.0]
+    y = np.where(draw.random(len(owner)) < 1 / (1 + np.exp(-odds)), "yes", "no")
+    return from_arrays(x, y, np.array([f"h{i:02d}" for i in range(n_clients)])[owner], task="classification", seed=seed)
+
+
+def test_own_intercepts_are_found_where_positives_are_rare() -> None:
+    clients = rare(1000)
+    found = compare(clients, quick=True, seed=1000, structures=("clusters", "local", "shrunk"))
+    assert 0.01 < float(np.mean(clients.train.y.numpy() == 1)) < 0.05  # type: ignore[union-attr]
+    assert found.chosen == "shrunk"
+    assert found["shrunk"].setting == {"prior": "intercept"}
+    assert found.outliers == ()
+    assert found.tolerance < 0.002  # there is less to gain than where classes are equally frequent
+
+
+def test_a_skewed_target_is_told_with_what_to_do() -> None:
+    draw = np.random.default_rng(0)
+    owner, x = np.repeat(np.arange(8), 40), draw.normal(size=(320, 2))
+    cost = np.exp(1.5 * draw.normal(size=320) + x[:, 0])
+    names = np.array([f"c{i}" for i in owner])
+
+    def notes(y: np.ndarray) -> str:
+        return " ".join(compare(from_arrays(x, y, names), quick=True, structures=("local",)).notes)
+
+    assert "take logarithms, or compare again with --outcome lognormal" in notes(cost)
+    assert "skewed" in notes(cost - 1.0)
+    assert "logarithms" not in notes(cost - 1.0)
+    assert "skewed" not in notes(np.log(cost))

@@ -52,7 +52,7 @@ _FLAT = 100.0  # variance of what is free, in a local model: intercepts
 
 _LIMITS = {
     "count": ONCE, "precision": Limit(kind="positive"), "second": replace(SQUARES, out=1e4), "stiffness": SQUARES,
-    "stretch": Limit(out=1e4), "loss": LOSSES, "metric": LOSSES, "rows": COUNT,
+    "stretch": Limit(out=1e4), "loss": LOSSES, "metric": LOSSES, "rows": COUNT, "df": LOSSES,
 }  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def _root(root: Tensor, spread: Tensor, kind: Kind, problem: Problem) -> Tensor:
 def judge_effects_ask(
     prior: Prior, problem: Problem, tag: str, *, keep: int | None = None, effects: bool = False
 ) -> Ask:
-    """Ask clients how well the models that they make of the prior serve their held-out rows.
+    """Ask clients how well the models that they make of the prior serve their held-out rows, and how free these are.
 
     Parameters
     ----------
@@ -213,7 +213,8 @@ def judge_effects_ask(
     effects : bool
         Whether clients tell v_i, for a map of them.
     """
-    fold = {name: Stack() for name in ("loss", "metric", "rows", *(["effects"] if effects else []))}
+    fold: dict[str, Fold] = {name: Stack() for name in ("loss", "metric", "rows", *(["effects"] if effects else []))}
+    fold |= {"df": Sum()}
     return _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
 
 
@@ -301,7 +302,7 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack(), effects=Stack())
+@answers(loss=Stack(), metric=Stack(), rows=Stack(), effects=Stack(), df=Sum())
 @from_sums
 @one_run_at_a_time
 def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -313,7 +314,9 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     kept = {**products, **_kept(shared, found)}
     if shared["keep"] is not None:
         kept[OWN] = models[:, shared["keep"]].transpose(0, 1)
-    return _by_client({"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v}), kept
+    seen = found.projected / found.noise[..., None, None]
+    df = torch.einsum("fjcrs,fjcsr->fjc", seen, found.covariance).clamp(min=0)  # the trace of the hat matrix
+    return _by_client({"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v, "df": df}), kept
 
 
 @answers()

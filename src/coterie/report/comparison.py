@@ -127,6 +127,7 @@ def _context(run: Run) -> dict[str, Any]:
         "gains": _gains(run),
         "trials": [found for one in rows if (found := _trials(one)) is not None],
         "placing": [found for found in (figures.client_map(run), _agreement(run)) if found is not None],
+        "repetitions": (info.get("protocol") or {}).get("repetitions"),
         "stability": (info.get("grouping") or {}).get("stability"),
         "clusters": tables.cluster_table(shown),
         "profiles": tables.profiles(run),
@@ -161,6 +162,7 @@ def _head(run: Run) -> list[str]:
     rows, name = run.info["rows"], run.metric.name
     where = "test rows" if rows[0].get("rows") == "test" else "cross-validated"
     head = [f"{name}, {where}", f"gain over one {run.noun} for all", "95 % confidence interval"]
+    head += ["chosen, of repetitions"] if _any(rows, "chosen_share") else []
     return [*head, f"{name}, new clients"] if _any(rows, "new_metric") else head
 
 
@@ -177,6 +179,8 @@ def _row(run: Run, one: Mapping[str, Any]) -> Row:
         fixed(gain["mean"], decimals) if gain else NONE,
         span,
     ]
+    if _any(run.info["rows"], "chosen_share"):
+        cells.append(f"{100 * float(one.get('chosen_share') or 0):.0f}\u00a0%")
     if _any(run.info["rows"], "new_metric"):
         cells.append(_error(run.metric, one.get("new_metric"), one.get("new_stderr")))
     return Row(str(one["structure"]), str(one["label"]), bool(one["chosen"]), bool(one.get("as_good")), cells)
@@ -220,7 +224,10 @@ def _gains(run: Run) -> Figure | None:
     if gain is None or run.info["chosen"] == "global":
         return None
     there = gain[np.isfinite(gain)]
-    note = f"Better for {count((there > 0).sum())} of {count(len(there))} clients on their own held-out rows."
+    better, worse = (count((sign * there > 1e-9).sum()) for sign in (1, -1))
+    note = (
+        f"On their own held-out rows, better for {better} of {count(len(there))} scored clients and worse for {worse}."
+    )
     return figures.gain_bars(run, gain, _NATS, note)
 
 

@@ -387,6 +387,8 @@ class Structure(Said):
     score: float | None = None
     new_metric: float | None = None
     new_stderr: float | None = None
+    chosen_share: float | None = None
+    df: float | None = None
     versus_global: Difference | None = None
     trials: Annotated[list[Trial], FirstFault(), Field(max_length=MOST_COLUMNS)] | None = None
     fit: Fit

@@ -92,14 +92,23 @@ def show_comparison(found: Comparison, fit: str | None) -> None:
 
 
 def _comparison_table(found: Comparison) -> Table:
-    """A row for each structure, the simplest first; a star at the chosen one. Fits 80 columns."""
+    """A row for each structure; a star at the chosen one, and how often it is chosen again. Fits 80 columns."""
     tested, met = (any(getattr(s, f"{name}_metric") is not None for s in found.structures) for name in ("test", "new"))
-    heads = ["structure", "setting", "test\nrows" if tested else "held-out\nrows", "gain", "95 %\ninterval"]
-    table = Table(*heads, *(["new\nclients"] if met else []))
+    structure = Column("structure", no_wrap=True, min_width=15)
+    heads: list[Column | str] = [
+        structure,
+        "setting",
+        "test\nrows" if tested else "held-out\nrows",
+        "gain",
+        "95 %\ninterval",
+    ]
+    told = any(one.chosen_share is not None for one in found.structures)
+    table = Table(*heads, *(["chosen\nagain"] if told else []), *(["new\nclients"] if met else []))
     for one in found.structures:
         mean, error = (one.test_metric, one.test_stderr) if tested else (one.metric, one.metric_stderr)
         setting = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in one.setting.values())
         cells = [plus_minus(found.metric, mean, error).replace(" ", ""), *_gain(one)]
+        cells += [f"{100 * (one.chosen_share or 0):.0f}%"] if told else []
         cells += [plus_minus(found.metric, one.new_metric, one.new_stderr).partition(" ")[0]] if met else []
         table.add_row(("*" if one.name == found.chosen else " ") + one.name, setting or "-", *cells)
     return table

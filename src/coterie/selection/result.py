@@ -70,7 +70,7 @@ class Structure:
     versus_global: Difference | None
     versus_chosen: Difference | None
     test_versus_global: Difference | None
-    as_good: bool  # within one standard error of the best structure
+    as_good: bool  # as the best structure, by the rule of the choice, and not clearly worse than the chosen one
     trials: tuple[Trial, ...]
     client_score: np.ndarray  # [M]
     client_test_metric: np.ndarray  # [M]
@@ -81,6 +81,8 @@ class Structure:
     new_versus_global: Difference | None = None  # likewise, on held-out clients
     client_new_metric: np.ndarray | None = None  # [N] of held-out clients
     barred: bool = False  # a mixture that predicts worse than others, whatever its score
+    chosen_share: float | None = None  # of the repetitions in which it was chosen
+    df: float | None = None  # effective parameters; None where nobody can count them
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +125,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()  # clients that did not answer, and are left out
     traffic: Traffic = field(default_factory=Traffic)
+    tolerance: float = 0.0  # what a simpler structure may be behind in any case, in nats per row
 
     def __getitem__(self, name: str) -> Structure:
         return next(one for one in self.structures if one.name == name)
@@ -146,6 +149,7 @@ class Comparison:
             "protocol": self.settings,
             "n_clients": len(self.names),
             "n_judged": int(self.judged.sum()),
+            "tolerance": self.tolerance,
             "rows": [_row(one, self) for one in self.structures],
             "grouping": None if self.grouping is None else _said(self.grouping),
             "outliers": list(self.outliers),
@@ -159,7 +163,10 @@ class Comparison:
 def _row(one: Structure, found: Comparison) -> dict[str, Any]:
     """A row of the table: on test rows where there are any, else cross-validated."""
     tested = one.test_metric is not None
-    plain = ("score", "test_score", "test_overall", "test_r2", "new_metric", "new_stderr", "new_score", "as_good")
+    plain = (
+        "score", "test_score", "test_overall", "test_r2", "new_metric", "new_stderr", "new_score", "as_good",
+        "chosen_share", "df",
+    )  # fmt: skip
     differences = ("versus_global", "versus_chosen", "test_versus_global")
     return {
         "structure": one.name,

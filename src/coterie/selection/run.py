@@ -8,7 +8,7 @@ from dataclasses import replace
 from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.data.stand_ins import StandIns
-from coterie.methods.linear.choice import Evidence, chosen
+from coterie.methods.linear.choice import REPETITIONS, Evidence, chosen
 from coterie.methods.linear.fitting import CLASSES, FOLDS, TOLERANCE, fitted, run
 from coterie.methods.linear.structures import ORDER, Effort, on_newcomers
 from coterie.methods.linear.task import Task, checked
@@ -26,6 +26,8 @@ __all__ = ["FEW", "NEW_CLIENTS", "compare"]
 NEW_CLIENTS = 0.2  # share of the clients that commands hold out, when nobody says
 FEW = 10  # clients: of fewer, none is held out
 
+_DEALS = 2
+_LONG = 1e7  # rows times squared parameters: classes of more are dealt once, since every round looks at all rows
 _ROUNDS = (10, 30, 60)  # after which networks may be done
 _STARTS = 3  # of networks' groups, at most
 _NO_MIXTURE = (
@@ -44,6 +46,8 @@ def compare(
     max_rank: int = 8,
     max_components: int = 4,
     few_shot: int = 5,
+    deals: int | None = None,
+    repetitions: int = REPETITIONS,
     seed: int = 0,
     quick: bool = False,
     effort: Effort | None = None,
@@ -70,14 +74,21 @@ def compare(
         Largest settings tried.
     few_shot : int
         Labelled rows of every new client.
+    deals : int, optional
+        How often rows are dealt to folds. Scores are averaged over deals, which share their messages: 2 for linear models, 1
+        for classes with many rows (every pass is long), for networks, without a target, for site summaries, and if `quick`.
+    repetitions : int
+        How often the choice is repeated, with clients drawn again and one of the deals: what is chosen most often is chosen,
+        and how often tells how sure that is. 0 chooses once.
     quick : bool
-        Try fewer settings and starts.
+        Try fewer settings and starts, with one deal of the folds.
     effort : Effort, optional
         How long structures are worked on (`coterie.methods.linear.structures.Effort`), in place of what `quick` and the
         largest settings say.
     tolerance : float
         A simpler structure is as good as the best if its score is worse by at most this, one standard error, or 3 % of the
-        best one's gain over one model for all; 0.005 is half a percent of the error.
+        best one's gain over one model for all; 0.005 is half a percent of the error. Of classes it is smaller where one is
+        rare: in proportion to their entropy.
     watch : callable, optional
         Told of every round: for which structure, what happened, and how many rounds are expected.
     """
@@ -93,28 +104,38 @@ def compare(
         effort = replace(_QUICK, **{name: min(given, getattr(_QUICK, name)) for name, given in most.items()})
     else:
         effort = replace(Effort() if clients.schema.task == "regression" else CLASSES, **most)
-    task = Task.of(session, clients, folds, few_shot)
+    task, used = Task.of(session, clients, folds, few_shot), 1
     if clients.schema.task == "none":
-        evidence, new = _densities(task, wanted, effort, tolerance)
+        evidence, new = _densities(task, wanted, effort, tolerance, repetitions)
         made = summarised(clients, task, evidence, new)
     elif layers:
         model = model_for(clients, options({"model": {"hidden": layers}}), None)
         rounds = _ROUNDS[:2] if quick else _ROUNDS
         networks = Networks(task, model, layers, rounds, min(effort.starts, _STARTS), effort.max_clusters)
-        made = _networks(clients, networks, wanted, tolerance)
+        made = _networks(clients, networks, wanted, tolerance, repetitions)
     else:
-        found, place = fitted(task, wanted, effort)
-        evidence = chosen(task, found, tolerance)
+        used = _deals(task, quick) if deals is None else deals
+        found, place, shape = fitted(task, wanted, effort, used)
+        evidence = chosen(task, found, tolerance, shape=shape, repetitions=repetitions)
         new = {} if task.newcomers is None else _new_clients(task, evidence)
         made = summarised(clients, task, evidence, new, place=place)
     settings = {
-        "folds": folds, "few_shot": few_shot, "tolerance": tolerance, "structures": list(wanted), "quick": quick, **most,
+        "folds": folds, "deals": used, "repetitions": repetitions, "few_shot": few_shot, "tolerance": tolerance,
+        "structures": list(wanted), "quick": quick, **most,
     }  # fmt: skip
     settings |= {"hidden": list(layers)} if layers else {}
     if isinstance(clients.train, StandIns):
         made = replace(made, notes=(*made.notes, _NO_MIXTURE))
     made = replace(made, notes=(*made.notes, *session.remarks()))
     return replace(made, seed=seed, settings=settings, seconds=time.perf_counter() - began, traffic=session.traffic)
+
+
+def _deals(task: Task, quick: bool) -> int:
+    """How often rows are dealt to folds: twice, but not where sums were made of one deal, or where every pass is long."""
+    if quick or isinstance(task.train, StandIns):
+        return 1
+    numbers = int(task.train.counts.sum()) * task.problem.n_parameters**2
+    return _DEALS if task.problem.is_regression or numbers <= _LONG else 1
 
 
 # -- new clients ------------------------------------------------------------------------------------------------------
@@ -130,23 +151,28 @@ def _new_clients(task: Task, evidence: Evidence) -> New:
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------
-def _networks(clients: Clients, networks: Networks, wanted: tuple[str, ...], tolerance: float) -> Comparison:
+def _networks(
+    clients: Clients, networks: Networks, wanted: tuple[str, ...], tolerance: float, repetitions: int
+) -> Comparison:
     """Networks in place of linear models."""
     task = networks.task
     found, fits = networks.fitted(wanted)
-    evidence = chosen(task, {name: found[name] for name in ORDER if name in found}, tolerance)
+    ordered = {name: found[name] for name in ORDER if name in found}
+    evidence = chosen(task, ordered, tolerance, repetitions=repetitions)
     new: New = {}
     if task.newcomers is not None:
         new = networks.on_newcomers(found, fits, evidence.settings)
     made = summarised(clients, task, evidence, new, words=networks)
-    return replace(made, notes=networks.notes(evidence.chosen))
+    return replace(made, notes=(*made.notes, *networks.notes(evidence.chosen)))
 
 
 # -- without a target -------------------------------------------------------------------------------------------------
-def _densities(task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float) -> tuple[Evidence, New]:
+def _densities(
+    task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, repetitions: int
+) -> tuple[Evidence, New]:
     """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
     found, fits = fit_densities(task, wanted, effort)
-    evidence = chosen(task, found, tolerance)
+    evidence = chosen(task, found, tolerance, repetitions=repetitions)
     new: New = {}
     if task.newcomers is not None:
         used: dict[str, MixtureFit] = {

@@ -14,6 +14,7 @@ from torch import Tensor
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
+from coterie.algorithms.target_shape import Shape
 from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
@@ -28,8 +29,9 @@ __all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
 
 New = dict[str, tuple[Tensor, Tensor, Tensor]]  # structure -> score, right, rows of new clients
 
+_SKEWED = 2.0  # skewness of a target that is told: that of an exponential law
 _PRIORS = {
-    "intercept": "random intercepts", "same": "random effects (equal variances)",
+    "intercept": "own intercepts", "same": "random effects (equal variances)",
     "diagonal": "random effects (diagonal covariance)", "full": "random effects (full covariance)",
 }  # fmt: skip
 
@@ -117,7 +119,19 @@ def summarised(
         seconds=0.0,
         seed=0,
         settings={},
+        notes=_skewed(evidence.shape),
+        tolerance=evidence.tolerance,
     )
+
+
+def _skewed(shape: Shape) -> tuple[str, ...]:
+    """Say that a target is skewed, and what to do."""
+    if abs(shape.skewness) < _SKEWED:
+        return ()
+    said = f"The target is skewed (skewness {shape.skewness:.1f}): a few rows weigh more than all others in squared errors."
+    if shape.positive and shape.skewness > 0:
+        return (f"{said} All its values are positive: take logarithms, or compare again with --outcome lognormal.",)
+    return (f"{said} Compare again with a target that is transformed to be less skewed.",)
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,7 @@ class _Parts:
         right = evidence.found[name].judged.metric[evidence.settings[name]]
         metric, metric_error = mean_and_error(torch.where(evidence.judged, self._metric(right), torch.nan))
         chosen = evidence.counted(evidence.score(evidence.chosen))
+        versus = None if name == evidence.chosen else difference(mine, chosen)
         return Structure(
             name=name,
             setting=_telling(name, setting),
@@ -148,9 +163,11 @@ class _Parts:
             metric=metric,
             metric_stderr=metric_error,
             versus_global=None if name == "global" else difference(mine, base),
-            versus_chosen=None if name == evidence.chosen else difference(mine, chosen),
-            as_good=good,
+            versus_chosen=versus,
+            as_good=versus is None or (good and not versus.high < 0),
             barred=name in evidence.barred,
+            chosen_share=evidence.shares.get(name),
+            df=evidence.df(name),
             trials=self._trials(name),
             client_score=evidence.score(name).numpy(),
             models=self._models(name),

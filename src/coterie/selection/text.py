@@ -2,19 +2,24 @@
 """The answer of a comparison in words, with its evidence and its doubts; and the command that fits what was chosen."""
 
 import shlex
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from coterie.config import DataOptions
 from coterie.report.numbers import count, fixed
+from coterie.selection.facts import Facts, Sign, Standing, Tally, facts
+from coterie.selection.headline import headline
 from coterie.selection.result import Comparison, Difference, FitAdvice, Structure
+from coterie.selection.words import capital, listed, number, one_for_all, some
 
 __all__ = ["Answer", "answer", "fit_command", "interval", "metric_name", "one_for_all", "plus_minus"]
 
-_NAMED = 5  # clients that are named in a sentence
-_STABLE, _UNSTABLE = 0.8, 0.5  # adjusted Rand indices
+_STABLE = 0.8  # adjusted Rand index
+_STANDINGS: tuple[tuple[Standing, ...], ...] = (
+    ("better", "slightly better"), ("level",), ("slightly worse",), ("worse",), ("barred",),
+)  # fmt: skip
+_SELDOM = 0.05  # share of the repetitions below which a choice is not told of
 _FLAGS = {
     "clusters.n_clusters": "--clusters",
     "clusters.n_init": "--starts",
@@ -35,160 +40,179 @@ class Answer(NamedTuple):
 
 
 def answer(found: Comparison) -> Answer:
-    """Say what structure clients have, how sure that is, what it brings, and for whom it is worse."""
-    chosen = found[found.chosen]
-    evidence = [*_against_one_model(found, chosen), *_against_others(found, chosen), *_groups(found, chosen)]
-    return Answer(_headline(found, chosen), evidence, [*_worse(found), *_odd_clients(found), *found.notes])
+    """Say what structure clients have, how sure that is, what it brings, and for whom it is worse: words for `facts`."""
+    known = facts(found)
+    evidence = [
+        *_against_one_model(found, known), *_against_others(known), *_repetitions(found, known), *_groups(found, known),
+        *_counts(known),
+    ]  # fmt: skip
+    return Answer(headline(found, known), evidence, [*_worse(found, known), *_odd_clients(found), *found.notes])
 
 
 # -- what was chosen --------------------------------------------------------------------------------------------------
-def _headline(found: Comparison, chosen: Structure) -> str:
-    model = _noun(found)
-    said = {
-        "global": f"One {model} for all is enough: no other structure fits clients clearly better.",
-        "local": f"Local {model}s are enough: clients gain nothing by learning from each other.",
-        "shrunk": f"Every client needs its own {model}, shrunk towards a common one.",
-        "representation": _in_common(chosen),
-        "clusters": f"Clients fall into {_number(chosen.setting.get('n_clusters'), 'group')}, with one model per group.",
-        "mixture": (
-            f"Each client's rows mix {_number(chosen.setting.get('n_components'), 'component')}, in its own proportions."
-        ),
-    }
-    return said[chosen.name]
-
-
-def _in_common(chosen: Structure) -> str:
-    """What a representation is: a subspace of models, or the body of a network."""
-    if "rank" in chosen.setting:
-        return f"Clients' models differ in {_number(chosen.setting['rank'], 'direction')} only; the rest is shared."
-    return "Clients share features but map them to different outcomes: only the last layer of their models differs."
-
-
-def _against_one_model(found: Comparison, chosen: Structure) -> list[str]:
+def _against_one_model(found: Comparison, known: Facts) -> list[str]:
     """What the choice brings over one model for all, in the score that chose and in the metric that people read."""
+    chosen, everybody, metric = known.chosen, found["global"], found.metric
     if chosen.versus_global is None:
-        return _nothing_better(found)
+        return _nothing_better(known)
     out = [f"Compared with {one_for_all(found)}, {_difference(chosen.versus_global)}."]
-    everybody, metric = found["global"], found.metric
-    if chosen.test_metric is not None and everybody.test_metric is not None:
+    if known.on_test is not None:
         ours, theirs = (plus_minus(metric, s.test_metric, s.test_stderr) for s in (chosen, everybody))
         out.append(
             f"On test rows (not used for selection), {metric_name(metric)} is {ours}, against {theirs} with "
-            f"{one_for_all(found)} (means over clients){_better_for(found, chosen, everybody)}."
+            f"{one_for_all(found)} (means over clients); it is {_tallied(known.on_test)}{_tested(known)}."
         )
         tested = chosen.test_versus_global
         if tested is not None and not tested.clear and chosen.versus_global.clear:
-            out.append(f"The test rows alone do not show a clear gain: there {_difference(tested)}.")
-    return [*out, *_for_new_clients(found, chosen, everybody)]
+            who = "" if tested.clients == known.counts.compared else ", those with test rows and no outliers"
+            out.append(f"The test rows alone do not show a clear gain: there {_difference(tested)}{who}.")
+    return [*out, *_for_new_clients(found, known)]
 
 
-def _for_new_clients(found: Comparison, chosen: Structure, everybody: Structure) -> list[str]:
+def _tallied(tally: Tally) -> str:
+    """For how many clients it is better, worse and equal."""
+    equal = f", and equal for {tally.equal}" if tally.equal else ""
+    return f"better for {tally.better} of {number(tally.clients, 'client')}, worse for {tally.worse}{equal}"
+
+
+def _tested(known: Facts) -> str:
+    """Why the number of clients is another than that of the intervals."""
+    there = known.on_test.clients if known.on_test is not None else 0
+    return "" if there == known.counts.compared else " (all that have test rows)"
+
+
+def _for_new_clients(found: Comparison, known: Facts) -> list[str]:
     """How clients fare that were not there; also when that speaks against the choice."""
-    if chosen.new_metric is None or everybody.new_metric is None:
+    chosen, everybody = known.chosen, found["global"]
+    if known.new_clients is None:
         return []
     ours, theirs = (plus_minus(found.metric, s.new_metric, s.new_stderr) for s in (chosen, everybody))
     few = found.settings.get("few_shot")
-    after = f" after {_number(few, 'labelled row')} each" if few is not None else ""
-    worse = (
-        chosen.new_metric > everybody.new_metric if found.metric == "rmse" else chosen.new_metric < everybody.new_metric
-    )
-    serves = f": {one_for_all(found)} fits them better" if worse else ""
-    return [f"For new clients it is {ours}{after}, against {theirs}{serves}."]
+    after = f" after {number(few, 'labelled row')} each" if few is not None else ""
+    serves: dict[Sign, str] = {
+        "better": "",
+        "level": "; the difference is not clear",
+        "worse": f": {one_for_all(found)} serves them better",
+    }
+    return [f"For new clients it is {ours}{after}, against {theirs}{serves[known.new_clients]}."]
 
 
-def one_for_all(found: Comparison) -> str:
-    """What all structures are compared with."""
-    return f"one {_noun(found)} for all"
-
-
-def _noun(found: Comparison) -> str:
-    return "mixture" if found.task == "none" else "model"
-
-
-def _nothing_better(found: Comparison) -> list[str]:
-    rivals = [one for one in found.structures if one.versus_global is not None]
-    if not rivals:
+def _nothing_better(known: Facts) -> list[str]:
+    rivals = known.standing("better", "slightly better", "level", "slightly worse", "worse")
+    if not rivals or rivals[0].versus_global is None:
         return []
-    best = max(rivals, key=lambda one: one.score)
-    assert best.versus_global is not None
-    return [f"The best alternative is {best.label}: {_difference(best.versus_global)}."]
+    return [f"The best alternative is {rivals[0].label}: {_difference(rivals[0].versus_global)}."]
 
 
-def _better_for(found: Comparison, ours: Structure, theirs: Structure) -> str:
-    """Of how many clients the metric is better."""
-    gain = ours.client_test_metric - theirs.client_test_metric
-    gain = (-gain if found.metric == "rmse" else gain)[np.isfinite(gain)]
-    return f"; it is better for {int((gain > 0).sum())} of {_number(len(gain), 'client')}" if len(gain) else ""
-
-
-def _against_others(found: Comparison, chosen: Structure) -> list[str]:
-    """Who else would do, and who would not."""
-    out, best = [], found.best
-    others = [one for one in found.structures if one.name not in (chosen.name, "global") and one.versus_chosen]
-    if chosen.name != "global" and best is not chosen and best.versus_chosen is not None:
-        out.append(
-            f"{_capital(best.label)} scores best, but by so little that the simpler structure was chosen: "
-            f"{_difference(best.versus_chosen)}."
-        )
+def _against_others(known: Facts) -> list[str]:
+    """Who else would do, and who would not: each structure has one standing, and is told of once."""
+    out, chosen = [], known.chosen
+    better, level, slightly, worse, barred = (
+        [one for one in known.standing(*standings) if one.name != "global"] for standings in _STANDINGS
+    )
+    if chosen.name != "global":
+        out += [
+            f"{capital(one.label)} is clearly better{_by_little(one, known)}: {_difference(one.versus_chosen)}."
+            for one in better
+            if one.versus_chosen is not None
+        ]
     out += [
-        f"{_capital(one.label)}: a higher likelihood, but worse predictions than other structures, so not chosen."
-        for one in others
-        if one.barred and one.name == "mixture" and one.score > chosen.score
+        f"{capital(one.label)}: a higher likelihood, but worse predictions than other structures, so not chosen."
+        for one in barred
+        if one.score > chosen.score
     ]
-    level = [one.label for one in others if one.as_good and one is not best]
     if level:
-        out.append(f"About as good as the best: {_listed(level)}.")
-    worse = [f"{one.label} ({interval(one.versus_chosen)})" for one in others if _clearly_worse(one)]
+        out.append(f"Not clearly different from {chosen.label}: {listed([one.label for one in level])}.")
+    if slightly:
+        out.append(f"Worse than {chosen.label}, by less than matters: {listed([one.label for one in slightly])}.")
     if worse:
-        out.append(f"Clearly worse than {chosen.label}: {_listed(worse)}.")
+        said = [f"{one.label} ({interval(one.versus_chosen)})" for one in worse]
+        out.append(f"Clearly worse than {chosen.label}: {listed(said)}.")
     return out
 
 
-def _clearly_worse(one: Structure) -> bool:
-    return one.versus_chosen is not None and one.versus_chosen.high < 0
+def _by_little(one: Structure, known: Facts) -> str:
+    return ", but by too little to matter" if one in known.standing("slightly better") else ""
 
 
-def _groups(found: Comparison, chosen: Structure) -> list[str]:
+def _repetitions(found: Comparison, known: Facts) -> list[str]:
+    """How often each structure is chosen when clients are drawn again."""
+    every = [known.chosen, *(other.structure for other in known.others)]
+    often = sorted(
+        (one for one in every if (one.chosen_share or 0) >= _SELDOM), key=lambda one: -(one.chosen_share or 0)
+    )
+    times, deals = found.settings.get("repetitions"), found.settings.get("deals", 1)
+    if not often or not times:
+        return []
+    said = [f"{one.label} in {100 * (one.chosen_share or 0):.0f} %" for one in often]
+    dealt = f", and one of {deals} deals of their rows to folds," if deals > 1 else ""
+    return [f"How sure: with clients drawn again{dealt} {times} times, the choice is {listed(said)}."]
+
+
+def _groups(found: Comparison, known: Facts) -> list[str]:
     """How large groups are, and whether they would come out again."""
     groups = found.grouping
-    if chosen.name != "clusters" or groups is None:
+    if known.groups is None or groups is None:
         return []
-    sizes = _listed([count(size) for size in groups.sizes])
-    if groups.stability >= _STABLE:
-        read = "are stable across folds"
-    elif groups.stability >= _UNSTABLE:
-        read = "are fairly stable across folds, but some clients change groups"
-    else:
+    sizes = listed([count(size) for size in groups.sizes])
+    if known.groups == "unstable":
         read = "are unstable across folds: their models help, but do not interpret which client is in which group"
+    elif groups.stability >= _STABLE:
+        read = "are stable across folds"
+    else:
+        read = "are fairly stable across folds, but some clients change groups"
     return [f"The groups have {sizes} clients and {read} (adjusted Rand index {groups.stability:.2f})."]
 
 
-# -- what to know -----------------------------------------------------------------------------------------------------
-def _worse(found: Comparison) -> list[str]:
-    if found.chosen == "global" or not found.worse_off:
+def _counts(known: Facts) -> list[str]:
+    """Why intervals are not paired over all clients."""
+    counts = known.counts
+    if counts.compared == counts.clients:
         return []
-    judged = int(found.judged.sum())
-    are = "is" if len(found.worse_off) == 1 else "are"
-    return [
-        f"{len(found.worse_off)} of {_number(judged, 'client')} {are} worse off than with {one_for_all(found)}, "
-        f"on their own held-out rows: {_some(found.worse_off)}."
+    why = [
+        f"{number(n, 'client')} {one if n == 1 else many}"
+        for n, one, many in (
+            (counts.too_small, "has too few rows", "have too few rows"),
+            (counts.absent, "did not answer", "did not answer"),
+            (counts.outliers, "is an outlier", "are outliers"),
+        )
+        if n
     ]
+    return [f"Intervals are over {counts.compared} of {number(counts.clients, 'client')}: {listed(why)}."]
+
+
+# -- what to know -----------------------------------------------------------------------------------------------------
+def _worse(found: Comparison, known: Facts) -> list[str]:
+    out, tally = [], known.held_out
+    if tally is not None and tally.worse:
+        outliers = f", {number(known.counts.outliers, 'outlier')} among them," if known.counts.outliers else ""
+        out.append(
+            f"On their own held-out rows, {tally.worse} of {number(tally.clients, 'scored client')}{outliers} "
+            f"{'is' if tally.worse == 1 else 'are'} worse off than with {one_for_all(found)}: {some(found.worse_off)}."
+        )
+    if known.predicts_worse:
+        ours, theirs = (fixed(float(one.test_r2 or 0), 3) for one in (known.chosen, found["global"]))
+        out.append(
+            f"Over all test rows together R² is {ours}, against {theirs} with {one_for_all(found)}: a few rows or clients "
+            "are predicted worse."
+        )
+    return out
 
 
 def _odd_clients(found: Comparison) -> list[str]:
     out = []
     if found.outliers:
         out.append(
-            f"No shared model fits {_number(len(found.outliers), 'client')}, not counted in the choice: "
-            f"{_some(found.outliers)}. Check their data."
+            f"No shared model fits {number(len(found.outliers), 'client')}, not counted in the choice: "
+            f"{some(found.outliers)}. Check their data."
         )
     if found.absent:
-        many = _number(len(found.absent), "client")
-        out.append(f"{many} did not answer and took no part: {_some(found.absent)}.")
+        many = number(len(found.absent), "client")
+        out.append(f"{many} did not answer and took no part: {some(found.absent)}.")
     if found.too_small:
         have = "has" if len(found.too_small) == 1 else "have"
-        few = _number(len(found.too_small), "client")
-        out.append(f"{few} {have} too few rows to be scored: {_some(found.too_small)}.")
+        few = number(len(found.too_small), "client")
+        out.append(f"{few} {have} too few rows to be scored: {some(found.too_small)}.")
     return out
 
 
@@ -256,7 +280,7 @@ def _difference(found: Difference) -> str:
     decimals = _decimals(found.stderr)
     said = f"a held-out row is {fixed(float(np.exp(found.mean)), decimals)} times as likely"
     nats = f"{fixed(found.mean, decimals)} nats"
-    about = f"{nats}, 95 % confidence interval {interval(found)}, paired over {_number(found.clients, 'client')}"
+    about = f"{nats}, 95 % confidence interval {interval(found)}, paired over {number(found.clients, 'client')}"
     return f"{said} ({about}){'' if found.clear else ': the interval contains 0'}"
 
 
@@ -266,22 +290,3 @@ def interval(found: Difference | None) -> str:
         return "-"
     digits = _decimals(found.stderr)
     return f"{fixed(found.low, digits)} to {fixed(found.high, digits)}"
-
-
-def _number(value: object, noun: str) -> str:
-    n = int(value) if isinstance(value, int | float | np.integer) else 0
-    return f"{count(n)} {noun}{'s' * (n != 1)}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few names."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + more
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -32,9 +32,11 @@ SPEEDS = ("fixed", "dynamic")
 
 CASES = (
     "one group", "2 groups", "3 groups", "5 groups", "low-rank heads", "independent clients",
-    "mixture within clients", "3 groups and outliers", "deviations from a common model",
+    "mixture within clients", "3 groups and outliers", "deviations from a common model", "own intercepts of 5 %",
+    "own intercepts of 15 %", "own intercepts of 40 %", "own intercepts with 2 % positives", "one group of small clients",
 )  # fmt: skip
 REAL_DATA = (
-    "school", "bdf", "radon", "computer survey", "heart", "eICU", "landmine", "vowel", "pen digits", "Beijing air",
+    "school", "bdf", "radon", "computer survey", "heart", "eICU", "landmine", "vowel", "pen digits", "sleepstudy",
+    "Oxford boys", "Beijing air",
 )  # fmt: skip
 BAD_CLIENTS = ("fedavg", "ifca", "fedrep", "lg-fedavg", "moment-descent", "shrunk", "compare")

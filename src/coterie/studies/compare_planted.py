@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does `compare` find the structure that was planted? Eight truths, and how often each is recognised.
+"""Does `compare` find the structure that was planted? Fourteen truths, how often each is recognised, and how surely.
 
 Sizes were set before anything was run: 60 clients with 40 rows (8 of them test rows), 10 features, noise of half the
 signal's deviation; low-rank heads in 2 dimensions, mixtures of 2 components, a tenth of the clients as outliers on top of 3
-groups.
+groups. Later truths: own intercepts with 5, 15 and 40 % of the variance beside the signal; 2 % positives, with own
+intercepts (standard deviation 0.8) and 300 rows; and clients of 12 rows that do not differ.
 """
 
 import time
@@ -18,8 +19,9 @@ from coterie.data.clients import Clients
 from coterie.errors import ConfigError
 from coterie.selection import compare
 from coterie.selection.result import Comparison
+from coterie.selection.text import answer
 from coterie.studies.common import Column, Outcome, Tell, silent
-from coterie.studies.data.planted import Truth, planted_structure
+from coterie.studies.data.planted import Truth, planted_intercepts, planted_rare, planted_structure
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "CASES", "COLUMNS", "NAME", "QUICK", "Case", "Settings", "planted_clients", "run"]
@@ -29,12 +31,23 @@ NAME = "compare-planted"
 
 @dataclass(frozen=True)
 class Case:
-    """A planted truth: the structure, its size, and the share of outlier clients."""
+    """A planted truth: the structure, its size, the share of outlier clients, or that of intercepts in the variance.
+
+    `rows` are in place of those of the settings; with `rare` there are two classes, one of them rare.
+    """
 
     name: str
     truth: Truth
     size: int = 1
     outliers: float = 0.0
+    icc: float = 0.0
+    rows: int | None = None
+    rare: bool = False
+
+    @property
+    def setting(self) -> dict[str, str]:
+        """What the setting must be, beside its size."""
+        return {"prior": "intercept"} if self.icc or self.rare else {}
 
 
 CASES = (
@@ -47,6 +60,11 @@ CASES = (
     Case("mixture within clients", "mixture", 2),
     Case("3 groups and outliers", "clusters", 3, 0.1),
     Case("deviations from a common model", "shrunk"),
+    Case("own intercepts of 5 %", "shrunk", icc=0.05),
+    Case("own intercepts of 15 %", "shrunk", icc=0.15),
+    Case("own intercepts of 40 %", "shrunk", icc=0.4),
+    Case("own intercepts with 2 % positives", "shrunk", rare=True, rows=300),
+    Case("one group of small clients", "global", rows=12),
 )
 QUICK: dict[str, Any] = {"reps": 1, "quick": True}
 
@@ -88,7 +106,9 @@ def _one(task: tuple[Settings, Case, int]) -> dict[str, Any]:
     settings, case, seed = task
     began = time.process_time()
     found = compare(planted_clients(settings, case, seed), seed=seed, quick=settings.quick)
-    chosen, best = found[found.chosen], max(found.structures, key=lambda one: one.test_score or 0.0)
+    chosen = found[found.chosen]
+    best = max(found.structures, key=lambda one: -1e9 if one.test_score is None else one.test_score)
+    correct = found.chosen == case.truth and case.setting.items() <= chosen.setting.items()
     assert chosen.test_score is not None
     assert best.test_score is not None
     return {
@@ -98,8 +118,12 @@ def _one(task: tuple[Settings, Case, int]) -> dict[str, Any]:
         "truth_size": case.size,
         "chosen": found.chosen,
         "chosen_size": _size(found),
-        "correct": found.chosen == case.truth,
-        "correct_size": found.chosen == case.truth and _size(found) == case.size,
+        "setting": chosen.setting,
+        "correct": correct,
+        "correct_size": correct and _size(found) == case.size,
+        "headline": answer(found).headline,
+        "share": chosen.chosen_share,
+        "truth_share": found[case.truth].chosen_share,
         "loss": -chosen.test_score,
         "best_loss": -best.test_score,
         "best_on_test": best.name,
@@ -112,15 +136,21 @@ def _one(task: tuple[Settings, Case, int]) -> dict[str, Any]:
 
 def planted_clients(settings: Settings, case: Case, seed: int, *, test_size: float = 0.2) -> Clients:
     """Clients of one repetition of a case."""
-    rows = planted_structure(
-        case.truth, case.size, n_clients=settings.clients, rows=settings.rows, n_features=settings.features,
-        noise=settings.noise, outliers=case.outliers, seed=seed,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "n_clients": settings.clients, "rows": case.rows or settings.rows, "n_features": settings.features, "seed": seed,
+    }  # fmt: skip
+    if case.rare:
+        rows = planted_rare(**sizes)
+    elif case.icc:
+        rows = planted_intercepts(case.icc, noise=settings.noise, **sizes)
+    else:
+        rows = planted_structure(case.truth, case.size, noise=settings.noise, outliers=case.outliers, **sizes)
     assert isinstance(rows.x, Tensor)
     assert isinstance(rows.y, Tensor)
     return from_arrays(
-        rows.x.numpy(), rows.y.numpy(), rows.names[rows.owners], task="regression", test_size=test_size, seed=seed
-    )
+        rows.x.numpy(), rows.y.numpy(), rows.names[rows.owners], task="classification" if case.rare else "regression",
+        test_size=test_size, seed=seed,
+    )  # fmt: skip
 
 
 def _size(found: Comparison) -> int:
@@ -141,6 +171,7 @@ def _summary(settings: Settings, rows: Sequence[dict[str, Any]]) -> list[dict[st
                 "reps": len(some),
                 "correct": sum(row["correct"] for row in some) / len(some),
                 "correct_size": sum(row["correct_size"] for row in some) / len(some),
+                "share": sum(row["share"] for row in some) / len(some),
                 "worst_excess": max(wrong, default=None),
                 "chosen": ", ".join(sorted({row["chosen"] for row in some})),
                 "seconds": sum(row["seconds"] for row in some) / len(some),
@@ -151,10 +182,11 @@ def _summary(settings: Settings, rows: Sequence[dict[str, Any]]) -> list[dict[st
 
 CAPTION = (
     "correct: share of repetitions in which the planted structure was chosen; size: with the planted number of groups,\n"
-    "dimensions or components. excess: where it was not, the largest share by which held-out loss is above the best."
+    "dimensions or components. sure: mean share of the repeated choices, with clients drawn again, that are the same.\n"
+    "excess: where another was chosen, the largest share by which held-out loss is above the best."
 )
 COLUMNS = [
     Column("case", "truth"), Column("reps", "reps"), Column("correct", "correct", ".0%"),
-    Column("correct_size", "size", ".0%"), Column("worst_excess", "excess", ".1%"), Column("chosen", "chosen"),
-    Column("seconds", "CPU seconds", ".1f"),
+    Column("correct_size", "size", ".0%"), Column("share", "sure", ".0%"), Column("worst_excess", "excess", ".1%"),
+    Column("chosen", "chosen"), Column("seconds", "CPU seconds", ".1f"),
 ]  # fmt: skip

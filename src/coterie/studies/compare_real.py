@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which structure do the clients of ten real data sets have? One table: how every structure does, and what was chosen.
+"""Which structure do the clients of twelve real data sets have? How every structure does, what is chosen, and how surely.
+
+With several seeds, everything is drawn again: test rows, new clients and folds. A headline is the same if its words are; and
+seeds agree if what each of them chooses is among what every other says will do.
 
 Columns that give the target away, or only number rows, are left out; four of the heart data's five degrees are sick.
 """
@@ -18,7 +21,9 @@ from coterie.data.readers import read
 from coterie.errors import ConfigError, DataError
 from coterie.select import difference
 from coterie.selection import ORDER, compare
+from coterie.selection.facts import facts
 from coterie.selection.result import Comparison
+from coterie.selection.text import answer
 from coterie.studies.common import Column, Outcome, Tell, silent
 from coterie.studies.data.images import data_folder
 from coterie.studies.parallel import side_by_side
@@ -79,6 +84,8 @@ TASKS = (
     RealTask("landmine", "landmine_29fields.csv.gz", "field", "mine", "classification"),
     RealTask("vowel", "vowel_15speakers.csv.gz", "speaker", "vowel", "classification", ("test_flag", "sex")),
     RealTask("pen digits", "pendigits_writers.csv.gz", "writer", "digit", "classification", ("split", "seq")),
+    RealTask("sleepstudy", "sleepstudy_18subjects.csv.gz", "Subject", "Reaction", "regression"),
+    RealTask("Oxford boys", "oxboys_26subjects.csv.gz", "Subject", "height", "regression", ("Occasion",)),
     RealTask("Beijing air", "beijing_air_12stations.csv.gz", "station", "PM2.5", "regression", ("PM10",), "drop"),
 )  # fmt: skip
 QUICK: dict[str, Any] = {"data": ("radon", "bdf"), "quick": True}
@@ -91,6 +98,7 @@ class Settings:
     data: tuple[str, ...] = tuple(task.name for task in TASKS)
     quick: bool = False
     jobs: int | None = None
+    seeds: int = 1
     seed: int = 0
     folder: Path | None = None
 
@@ -100,10 +108,35 @@ def run(settings: Settings, tell: Tell = silent) -> Outcome:
     unknown = [name for name in settings.data if name not in {task.name for task in TASKS}]
     if unknown:
         raise ConfigError(f"there are no data '{unknown[0]}'", f"choose among {', '.join(task.name for task in TASKS)}")
-    tasks = [(settings, task) for task in TASKS if task.name in settings.data]
+    tasks = [
+        (replace(settings, seed=settings.seed + i), task)
+        for task in TASKS
+        if task.name in settings.data
+        for i in range(settings.seeds)
+    ]
     found = side_by_side(_one, tasks, settings.jobs, lambda n: tell(NAME, n, len(tasks)))
     said = {key: value for key, value in asdict(settings).items() if key != "folder"}
-    return Outcome(NAME, said, [row for rows, _ in found for row in rows], [line for _, line in found])
+    lines = [
+        _over_seeds([line for _, line in found if line["data"] == task.name])
+        for task in TASKS
+        if task.name in settings.data
+    ]
+    return Outcome(NAME, said, [row for rows, _ in found for row in rows], lines)
+
+
+def _over_seeds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first seed's line, with how alike those of all seeds are, and mean seconds."""
+    texts = [line["headline"] for line in lines]
+    most = max(set(texts), key=texts.count)
+    agree = [one["chosen_name"] in other["will_do"] for one in lines for other in lines if one is not other]
+    return lines[0] | {
+        "headlines": texts,
+        "same_headline": texts.count(most) / len(texts),
+        "agree": sum(agree) / len(agree) if agree else 1.0,
+        "every_choice": ", ".join(sorted({str(line["chosen"]) for line in lines})),
+        "behind": sum(line["behind"] for line in lines) / len(lines),
+        "seconds": sum(line["seconds"] for line in lines) / len(lines),
+    }
 
 
 def _one(job: tuple[Settings, RealTask]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -114,10 +147,10 @@ def _one(job: tuple[Settings, RealTask]) -> tuple[list[dict[str, Any]], dict[str
     seconds = time.process_time() - began
     rows = [
         {
-            "data": task.name, "structure": one.name, "setting": one.setting, "metric": found.metric,
+            "data": task.name, "seed": settings.seed, "structure": one.name, "setting": one.setting, "metric": found.metric,
             "mean": one.test_metric, "stderr": one.test_stderr, "test_score": one.test_score, "cv_score": one.score,
             "cv_stderr": one.stderr, "new_mean": one.new_metric, "new_stderr": one.new_stderr,
-            "chosen": one.name == found.chosen, "as_good": one.as_good,
+            "chosen": one.name == found.chosen, "as_good": one.as_good, "share": one.chosen_share, "df": one.df,
         }
         for one in found.structures
     ]  # fmt: skip
@@ -144,6 +177,8 @@ def _line(task: RealTask, found: Comparison, seconds: float) -> dict[str, Any]:
     line: dict[str, Any] = {"data": task.name, "clients": len(found.names), "metric": found.metric}
     line |= {one.name: one.test_metric for one in found.structures}
     line |= {"chosen": f"{found.chosen} ({chosen.label})", "best": best.name, "stderr": best.test_stderr}
+    line |= {"headline": answer(found).headline, "chosen_name": chosen.name, "share": chosen.chosen_share}
+    line |= {"will_do": [chosen.name, *(one.name for one in facts(found).either)], "messages": found.traffic.messages}
     return line | {"behind": abs(gap.mean), "behind_stderr": gap.stderr, "new": chosen.new_metric,
                    "new_global": found["global"].new_metric, "seconds": seconds}  # fmt: skip
 
@@ -159,11 +194,14 @@ def _columns(names: Sequence[str]) -> list[Column]:
 
 CAPTION = (
     "Mean over clients of RMSE or accuracy on test rows. behind: by how much the chosen structure is worse than the best;\n"
-    "se: standard error of the best one's mean. new: on held-out clients, with 5 labelled rows each."
+    "se: standard error of the best one's mean. new: on held-out clients, with 5 labelled rows each. sure: share of\n"
+    "repeated choices, with clients drawn again, that are the same. same: share of seeds with the most frequent headline.\n"
+    "agree: share of pairs of seeds in which one chooses what the other says will do."
 )
 COLUMNS = [
     Column("data", "data"), Column("clients", "clients"), Column("metric", "metric"), *_columns(ORDER),
-    Column("chosen", "chosen"), *_columns(("behind",)), Column("stderr", "se", ".3f"),
+    Column("chosen", "chosen"), Column("share", "sure", ".0%"), Column("same_headline", "same", ".0%"),
+    Column("agree", "agree", ".0%"), *_columns(("behind",)), Column("stderr", "se", ".3f"),
     Column("new", "new", ".3f"), Column("new_global", "new, global", ".3f"),
     Column("seconds", "CPU s", ".0f"),
 ]  # fmt: skip

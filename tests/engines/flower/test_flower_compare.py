@@ -72,6 +72,20 @@ def test_the_answer_is_that_of_all_rows_together(rows: Ragged, here: Comparison,
     np.testing.assert_array_equal(there.grouping.labels, here.grouping.labels)
 
 
+def test_deals_of_the_folds_share_their_messages_and_give_the_same_answer(rows: Ragged, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"quick": True, "seed": 3, "structures": ("clusters", "shrunk"), "max_clusters": 2}
+    here = coterie.compare(held_out(rows, plain_schema(rows), test_size=0.2, new_clients=0.2, seed=3), deals=2, **how)
+    clients, _ = connected(rows, tmp_path, nodes=NODES, test_size=0.2, new_clients=0.2, seed=3)
+    there = coterie.compare(clients, deals=2, **how)
+    assert there.settings["deals"] == 2
+    assert there.traffic.messages == here.traffic.messages
+    assert there.chosen == here.chosen
+    for one in there.structures:
+        np.testing.assert_allclose(one.client_score, here[one.name].client_score, atol=1e-6)
+        assert one.chosen_share == here[one.name].chosen_share
+        assert one.df == pytest.approx(here[one.name].df, rel=1e-6)
+
+
 def test_one_that_was_interrupted_ends_the_same(rows: Ragged, tmp_path: Path) -> None:
     """Killed at different messages, and once more after that."""
     whole = compare(MemoryGrid(dealt(rows, tmp_path / "a", nodes=NODES)), folder=tmp_path / "whole", **HOW)
@@ -173,12 +187,13 @@ def test_networks_are_compared_alike(rows: Ragged, tmp_path: Path) -> None:
 @pytest.mark.study
 @pytest.mark.parametrize("number", range(20))
 def test_planted_structures_are_found_alike_by_nodes_with_one_client_each(number: int, tmp_path: Path) -> None:
-    """Every case of the study compare-planted, two or three times."""
+    """Every case of the study compare-planted, once or twice."""
     settings, case = Settings(), CASES[number % len(CASES)]
+    classes = 2 if case.rare else 0
     pooled = planted_clients(settings, case, number)
     rows = planted_clients(settings, case, number, test_size=0.0).train
     here = coterie.compare(pooled, quick=True, seed=number)
-    clients, _ = connected(rows, tmp_path, nodes=settings.clients, test_size=0.2, seed=number)
+    clients, _ = connected(rows, tmp_path, nodes=settings.clients, classes=classes, test_size=0.2, seed=number)
     there = coterie.compare(clients, quick=True, seed=number)
     assert there.chosen == here.chosen
     for one in there.structures:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
-from coterie.methods.linear.choice import outlying
+from coterie.methods.linear.choice import outlying, outlying_classes
 from coterie.methods.linear.scores import common_noise, judged_newcomers, judged_rows, normal_score
 from coterie.protocol import Replies
 
@@ -29,6 +29,22 @@ def test_a_client_that_no_shared_structure_serves_is_an_outlier() -> None:
     # with 2 rows a score of -2 is chance: the standard deviation of a mean of 2 is 0.5
     scores[:, 3] = -2.0
     assert outlying(scores, torch.full((21,), 2.0))[3] < 3.5 < outlying(scores, torch.full((21,), 400.0))[3]
+
+
+def test_of_classes_an_outlier_is_who_gains_much_by_a_model_of_its_own() -> None:
+    rate = np.linspace(0.01, 0.06, 21)
+    entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))  # what the true model scores: lower where less rare
+    shared = torch.tensor(-entropy, dtype=torch.float64)[None]
+    rows = torch.full((21,), 1000.0, dtype=torch.float64)
+    assert bool((outlying_classes(shared, shared - 0.001, rows) < 3.5).all())
+    own = shared.clone()
+    own[0, 3] += 0.1  # 100 nats over 1000 rows: sqrt(1000 * 0.1 / 2) = 7.1 standard errors
+    own[0, 4] += 0.005  # 5 nats: 1.6
+    found = outlying_classes(shared, own, rows)
+    assert float(found[3]) == pytest.approx(math.sqrt(50), rel=1e-3)
+    assert float(found[4]) == pytest.approx(math.sqrt(2.5), rel=1e-3)
+    shared[0, 7] = NAN
+    assert bool(outlying_classes(shared, own, rows)[7].isnan())
 
 
 def test_noise_is_the_clients_own_and_drawn_to_the_harmonic_mean() -> None:

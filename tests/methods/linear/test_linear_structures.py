@@ -191,11 +191,12 @@ def a_prior(n_columns: int = 4) -> Prior:
 def test_a_clients_model_is_ridge_regression_towards_the_mean() -> None:
     rows, problem, prior = planted("local"), problem_of(), a_prior(2)
     got, engine = answered(rows, problem, asking(judge_effects_ask(prior, problem, "x", keep=0, effects=True)))
-    mean, root = prior.mean[1, 0].numpy(), prior.root[1, 0].numpy()
+    mean, root, df = prior.mean[1, 0].numpy(), prior.root[1, 0].numpy(), 0.0
     for client in range(12):
         x, y = training_rows(rows, client, 1)
         noise = 0.5
         for _ in range(3):
+            hat = x @ root @ np.linalg.inv(root.T @ x.T @ x @ root + noise * np.eye(2)) @ root.T @ x.T
             precision = root.T @ x.T @ x @ root / noise + np.eye(2)
             v = np.linalg.solve(precision, root.T @ x.T @ (y - x @ mean) / noise)
             unsure = np.trace(root.T @ x.T @ x @ root @ np.linalg.inv(precision))
@@ -203,6 +204,8 @@ def test_a_clients_model_is_ridge_regression_towards_the_mean() -> None:
             noise = (NOISE_ROWS * 0.5 + squares) / (NOISE_ROWS + len(y))
         np.testing.assert_allclose(got["effects"][client, 1, 0].numpy(), v)
         np.testing.assert_allclose(engine.worker.private[0][OWN][client, 1].numpy(), mean + root @ v)
+        df += np.trace(hat)
+    np.testing.assert_allclose(got["df"][1, 0], df)  # effective parameters: a sum over clients
 
 
 def test_a_clients_classifier_is_penalised_logistic_regression() -> None:

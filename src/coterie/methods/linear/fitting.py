@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit linear models under every structure, side by side, on the same rows with their folds."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,11 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
 from coterie.algorithms.random_effects import Prior
+from coterie.algorithms.target_shape import Shape, target_shape
 from coterie.data.draws import FOLDS
 from coterie.data.ragged import Ragged
+from coterie.data.stand_ins import StandIns
+from coterie.engines.drive import Program
 from coterie.methods.linear.choice import chosen
 from coterie.methods.linear.structures import (
     ORDER,
@@ -31,6 +35,7 @@ from coterie.methods.linear.structures import (
     representation,
     settings_of,
     shrunk,
+    with_deals,
 )
 from coterie.methods.linear.task import Task
 from coterie.methods.session import Phase, Session
@@ -40,6 +45,7 @@ __all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "run"]
 
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
 CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
+_SHORT = 7  # steps of clusterings in further deals, as most take: no message waits for those that take more
 _MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 
 
@@ -87,7 +93,7 @@ def _with_chosen(task: Task, structure: str) -> Lockstep:
         "priors": priors_for(structure, settings, _whole(task)),
     })  # fmt: skip
     found = {name: one for name, one in done["settings"].items() if name in ("global", structure)}
-    best = chosen(task, found, TOLERANCE).settings[structure]
+    best = chosen(task, found, TOLERANCE, shape=done["settings"]["shape"]).settings[structure]
     return settings[best], done["priors"].setting(best)
 
 
@@ -96,16 +102,55 @@ def _whole(task: Task) -> Problem:
     return replace(task.problem, held=(task.problem.n_folds,))
 
 
-def fitted(task: Task, wanted: tuple[str, ...], effort: Effort) -> tuple[dict[str, Found], Tensor]:
-    """Fit and judge all structures; and where clients' models lie, for a map."""
-    few = task.rows.thinned(_MIXTURE_ROWS, seed=task.seed)
-    mixed, apart = "mixture" in wanted and task.problem.is_regression, few is not task.rows
-    found = run(task, "structures", _structures(task, wanted, effort, mixed and not apart), effort.messages)
+def fitted(
+    task: Task, wanted: tuple[str, ...], effort: Effort, deals: int = 1
+) -> tuple[dict[str, Found], Tensor, Shape]:
+    """Fit and judge all structures, with each deal of the folds; where clients' models lie, for a map; and the target.
+
+    Deals do not wait for each other, and share their messages. Only the first has a fit to all rows.
+    """
+    tasks = [task, *(task.dealt(again) for again in range(1, deals))]
+    short = replace(effort, steps=min(effort.steps, _SHORT)) if task.problem.is_regression else effort
+    efforts = [effort, *(short for _ in tasks[1:])]
+    few = [one.rows.thinned(_MIXTURE_ROWS, seed=one.seed) for one in tasks]
+    mixed, apart = "mixture" in wanted and task.problem.is_regression, few[0] is not task.rows
+    programs = [
+        _structures(one, wanted, own, mixed and not apart, placed=one is task, shaped=one is task)
+        for one, own in zip(tasks, efforts, strict=True)
+    ]
+    found = _run_deals(tasks, "structures", programs, effort.messages)
     if mixed and apart:  # large clients: on some of their rows
-        program = _mixture(task, effort, found["global"])
-        found["mixture"] = run(task, "mixture", program, effort.mixture_rounds, few)
-    place = found.pop("map")
-    return {name: found[name] for name in ORDER if name in wanted and name in found}, place
+        programs = [_mixture(one, effort, each["global"]) for one, each in zip(tasks, found, strict=True)]
+        for each, mixture_ in zip(
+            found, _run_deals(tasks, "mixture", programs, effort.mixture_rounds, few), strict=True
+        ):
+            each["mixture"] = mixture_
+    first, *others = found
+    together_ = {
+        name: with_deals(first[name], [one[name] for one in others])
+        for name in ORDER
+        if name in wanted and name in first
+    }
+    return together_, first["map"], first["shape"]
+
+
+def _run_deals(
+    tasks: Sequence[Task], phase: str, programs: Sequence[Lockstep], total: int, rows: Sequence[Ragged] | None = None
+) -> list[Any]:
+    """Let the session run a program for each deal, side by side; of the first it is told how far all have come."""
+    phases = [
+        Phase(
+            f"{phase} {i}" if i else phase, task.rows if rows is None else rows[i], [_from_start(program)], None,
+            total, goes_on=True, said="" if i else phase,
+        )
+        for i, (task, program) in enumerate(zip(tasks, programs, strict=True))
+    ]  # fmt: skip
+    return [done.states[0] for done in tasks[0].session.run_all(phases)]
+
+
+def _from_start(program: Lockstep) -> Program:
+    """A comparison has no checkpoints: whatever the state, it begins here."""
+    return lambda state: program
 
 
 def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragged | None = None) -> Any:
@@ -114,9 +159,18 @@ def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragg
     return task.session.run(phase, rows, [lambda state: program], None, total, goes_on=True).states[0]
 
 
-def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool, placed: bool = True) -> Lockstep:
-    """Fit and judge structures side by side; all begin with one model for all.  -> by name what was `Found`, and the map"""
-    common: Found = yield from pooled_models(task.problem, effort)
+def _structures(
+    task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool, placed: bool = True, shaped: bool = True
+) -> Lockstep:
+    """Fit and judge structures side by side; all begin with one model for all.
+
+    -> by name what was `Found`, the "map" where clients are placed, and the target's "shape"
+    """
+    begin: dict[str, Lockstep] = {"common": pooled_models(task.problem, effort)}
+    if shaped and not isinstance(task.train, StandIns):  # sums of products say nothing of third powers
+        begin["shape"] = target_shape(task.problem, task.zero)
+    begun = yield from together(begin)
+    common: Found = begun["common"]
     base, penalty = _base(common, task.judged)
     programs: dict[str, Lockstep] = {"near": proximal_models(task.problem, common)}
     if placed or not {"shrunk", "representation", "clusters"}.isdisjoint(wanted):
@@ -126,7 +180,8 @@ def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool
     if mixed:
         programs["mixture"] = _mixture(task, effort, common)
     found = yield from together(programs)
-    return {"global": also(common, found.pop("near")), **found.pop("shrunk", {}), **found}
+    plain = also(common, found.pop("near"))
+    return {"global": plain, **found.pop("shrunk", {}), **found, "shape": begun.get("shape", Shape())}
 
 
 def _shrunk_and_others(

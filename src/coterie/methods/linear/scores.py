@@ -8,7 +8,7 @@ none gains by its noise; and a client that no model serves has a wide noise, and
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from coterie.algorithms.linear_by_fold import Problem, noise_level
 from coterie.protocol import Replies
 
-__all__ = ["Judged", "common_noise", "joined", "judged_newcomers", "judged_rows", "normal_score"]
+__all__ = ["Judged", "common_noise", "joined", "judged_newcomers", "judged_rows", "normal_score", "over_deals"]
 
 _TINY = 1e-12
 
@@ -32,14 +32,27 @@ class Judged:
     rows: Tensor  # [M] judged in cross-validation
     test_rows: Tensor  # [M]
     noise: Tensor  # [J] common noise variance
+    by_deal: Tensor | None = None  # [R, J, M] the score with each deal of the folds; None for one deal
 
     def at(self, setting: int) -> "Judged":
         """One setting alone."""
         some = slice(setting, setting + 1)
         return Judged(
             self.score[some], self.metric[some], self.test_score[some], self.test_metric[some], self.rows, self.test_rows,
-            self.noise[some],
+            self.noise[some], None if self.by_deal is None else self.by_deal[:, some],
         )  # fmt: skip
+
+    @property
+    def deals(self) -> Tensor:
+        """[R, J, M] the score with each deal of the folds."""
+        return self.score[None] if self.by_deal is None else self.by_deal
+
+
+def over_deals(every: Sequence[Judged]) -> Judged:
+    """Average over deals of the folds; the first has judged test rows too. Who was away in one deal is not judged."""
+    score, metric = (torch.stack([getattr(one, name) for one in every]) for name in ("score", "metric"))  # [R, J, M]
+    rows = torch.stack([one.rows for one in every]).amin(0)
+    return replace(every[0], score=score.mean(0), metric=metric.mean(0), rows=rows, by_deal=score)
 
 
 def joined(every: Sequence[Judged]) -> Judged:

@@ -19,13 +19,13 @@ from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_mo
 from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.errors import RunError
-from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows
+from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows, over_deals
 from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
 
 __all__ = [
     "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "also", "answered", "clusters", "common_model", "local",
     "map_of_clients", "mixture", "most_rank", "on_newcomers", "pooled_models", "priors_for", "proximal_models",
-    "representation", "settings_of", "shrunk",
+    "representation", "settings_of", "shrunk", "with_deals",
 ]  # fmt: skip
 
 ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
@@ -73,6 +73,10 @@ class Found:
 
     `free` is whether any setting may be taken that is best, since none is simpler than another; one with another key must
     be better than those before it. `eligible` is false for settings that may not be taken.
+
+    Effective parameters are those of the common part (models, and their covariance) and the clients' own: of models around
+    a common one the trace of every client's hat matrix, which is below the number of its parameters as far as they are
+    shrunk; of clusters one for every client's label; of mixtures its proportions.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Found:
     eligible: tuple[bool, ...] = ()
     labels: Tensor | None = None  # [J, M, F] of clusters
     margin: Tensor | None = None  # [J, M]
+    df: tuple[float, ...] = ()  # [J] effective parameters of the fit to all rows; none where nobody can count them
 
 
 def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
@@ -114,6 +119,9 @@ def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
     ids = torch.cat([got.ids, got.missing]).sort().values
     values = {}
     for name, value in got.values.items():
+        if not ask.fold[name].individual:
+            values[name] = value
+            continue
         values[name] = value.new_zeros(len(ids), *value.shape[1:])
         values[name][torch.searchsorted(ids, got.ids)] = value
     return replace(got, values=values, ids=ids, missing=ids[:0])
@@ -144,7 +152,20 @@ def proximal_models(problem: Problem, pooled: Found) -> Algorithm:
 def also(one: Found, other: Found) -> Found:
     """Put a structure's further settings beside those before."""
     judged = joined([one.judged, other.judged])
-    return replace(one, settings=one.settings + other.settings, judged=judged, fits=one.fits + other.fits)
+    return replace(
+        one, settings=one.settings + other.settings, judged=judged, fits=one.fits + other.fits, df=one.df + other.df
+    )
+
+
+def with_deals(first: Found, others: Sequence[Found]) -> Found:
+    """Average the scores over further deals of the folds, and put their labels beside those of the first."""
+    if not others:
+        return first
+    labels = first.labels
+    if labels is not None:  # [J, M, F]: the fit to all rows stays last
+        more = [one.labels for one in others if one.labels is not None]
+        labels = torch.cat([labels[..., :-1], *more, labels[..., -1:]], -1)
+    return replace(first, judged=over_deals([first.judged, *(one.judged for one in others)]), labels=labels)
 
 
 def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[float, ...]]) -> Algorithm:
@@ -153,7 +174,8 @@ def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[floa
     ((key, each),) = values.items()
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
     fits = tuple(fit.setting(j) for j in range(len(each)))
-    return Found("global", settings, judged_rows(got, problem), fits, free=True)
+    df = (float(problem.n_parameters),) * len(each)
+    return Found("global", settings, judged_rows(got, problem), fits, free=True, df=df)
 
 
 def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
@@ -219,7 +241,22 @@ def _judged(
     got = yield from answered(judge_effects_ask(prior, problem, f"judged {name}", keep=keep))
     ((key, each),) = values.items()
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
-    return Found(name, settings, judged_rows(got, problem), tuple(prior.setting(j) for j in range(len(each))), free)
+    df = tuple(
+        float(own) + _common(setting, problem.n_parameters)
+        for own, setting in zip(got["df"][-1], settings, strict=True)
+    )
+    fits = tuple(prior.setting(j) for j in range(len(each)))
+    return Found(name, settings, judged_rows(got, problem), fits, free, df=df)
+
+
+def _common(setting: Setting, p: int) -> int:
+    """Parameters of the mean and of the covariance; local models have neither."""
+    if "penalty" in setting:
+        return 0
+    if "rank" in setting:
+        r = int(setting["rank"])
+        return p + r * p - r * (r - 1) // 2
+    return p + {"intercept": 1, "same": 2, "diagonal": p, "full": p * (p + 1) // 2}[str(setting["prior"])]
 
 
 def clusters(
@@ -254,7 +291,10 @@ def clusters(
         joined([judged_rows(got, problem) for got in answers]),
         [got["margin"][:, -1, 0] for got in answers],
     )
-    return Found("clusters", settings, judged, tuple(fits), False, eligible, torch.stack(labels), torch.stack(margins))
+    df = tuple(float(k * problem.n_parameters + int(who.sum())) for k, who in enumerate(there, 2))
+    return Found(
+        "clusters", settings, judged, tuple(fits), False, eligible, torch.stack(labels), torch.stack(margins), df
+    )
 
 
 def _polished(fit: Clusters, how: dict[str, Any]) -> Lockstep:
@@ -269,14 +309,15 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
     found = yield from together({str(r): _components(r, problem, effort, base, plain, seed) for r in sizes})
     fits, every = zip(*found.values(), strict=True)
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
-    return Found("mixture", settings, joined(every), fits)
+    there = int((plain.rows > 0).sum())
+    df = tuple(float(r * problem.n_parameters + (r - 1) * there) for r in sizes)
+    return Found("mixture", settings, joined(every), fits, df=df)
 
 
 def _components(
     n_components: int, problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int
 ) -> Lockstep:
     """A mixture of so many components, beside what a model of the noise alone brings.  -> Within, Judged"""
-    v = problem.n_folds
     how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds, "n_components": n_components}
     how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
     mixed = row_mixture(None, starts=effort.starts, seed=seed, **how)
@@ -284,7 +325,10 @@ def _components(
     asked = {"mixed": judge_mixed_ask(fit.mixed, problem), "noise": judge_noise_ask(fit.noise, problem)}
     got = yield from together({name: answered(ask) for name, ask in asked.items()})
     right, n = (got["mixed"][field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
-    value, rows = _beyond_noise(got["mixed"], got["noise"]), n[:, :v].sum(1)
+    value, v = _beyond_noise(got["mixed"], got["noise"]), problem.n_folds
+    if v not in problem.held:
+        value, right, n = (torch.cat([one, torch.zeros_like(one[:, :1])], 1) for one in (value, right, n))
+    rows = n[:, :v].sum(1)
     each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
     score, error, test_score, test_error = (one[None] for one in each)
     return fit, Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise)

@@ -2,7 +2,7 @@
 """What a comparison begins with: what is asked for, scaled rows, and what is fitted to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,6 +19,8 @@ from coterie.methods.linear.structures import ORDER
 from coterie.methods.session import Session, learnt_scaling, shown_and_judged
 
 __all__ = ["Task", "checked"]
+
+_FURTHER = 1_000_003  # from the seed of one deal of the folds to that of the next
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ class Task:
     def rows(self) -> Ragged:
         """Training and test rows together, with their folds."""
         return self.train.with_folds(self.problem.n_folds, seed=self.seed, test=self.test)
+
+    def dealt(self, again: int) -> "Task":
+        """The same training rows with another deal of the folds, without a fit to all of them."""
+        problem = replace(self.problem, held=tuple(range(self.problem.n_folds)))
+        return replace(self, problem=problem, test=None, newcomers=None, seed=self.seed + again * _FURTHER)
+
+    @property
+    def zero(self) -> float:
+        """What a target of 0 became when it was scaled."""
+        return float(self.scaling.target(torch.zeros((), dtype=torch.float64)))
 
     @property
     def judged(self) -> Tensor:

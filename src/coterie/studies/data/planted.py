@@ -15,8 +15,9 @@ from coterie import keys
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
 
-__all__ = ["Truth", "planted_structure"]
+__all__ = ["Truth", "planted_intercepts", "planted_rare", "planted_structure"]
 
+_RARE = -4.4  # log odds, around which rows are positive in 2 of 100 cases
 Truth = Literal["global", "clusters", "representation", "shrunk", "local", "mixture"]
 
 
@@ -61,6 +62,27 @@ def planted_structure(
         clean = torch.einsum("cnd,cd->cn", x1, models)
     y = clean + noise * torch.randn(n_clients, rows, generator=draw, dtype=torch.float64)
     return Ragged.from_blocks(x, y)
+
+
+def planted_intercepts(icc: float, *, n_clients: int, rows: int, n_features: int, noise: float, seed: int) -> Ragged:
+    """Draw clients that share one model but for their intercepts, whose share of the variance beside the signal is `icc`."""
+    if not 0 < icc < 1 or min(n_clients, rows, n_features) < 1 or noise <= 0:
+        raise ConfigError(f"cannot plant intercepts with a share of {icc} of the variance", "it is between 0 and 1")
+    draw = keys.generator(seed, "planted intercepts")
+    x = torch.randn(n_clients, rows, n_features, generator=draw, dtype=torch.float64)
+    own = noise * math.sqrt(icc / (1 - icc)) * torch.randn(n_clients, 1, generator=draw, dtype=torch.float64)
+    y = x @ _normal(1, n_features, draw)[0] + own
+    return Ragged.from_blocks(x, y + noise * torch.randn(n_clients, rows, generator=draw, dtype=torch.float64))
+
+
+def planted_rare(*, n_clients: int, rows: int, n_features: int, seed: int) -> Ragged:
+    """Draw clients with about 2 % of positive rows, whose log odds have intercepts of their own (standard deviation 0.8)."""
+    draw = keys.generator(seed, "planted rare classes")
+    x = torch.randn(n_clients, rows, n_features, generator=draw, dtype=torch.float64)
+    own = 0.8 * torch.randn(n_clients, 1, generator=draw, dtype=torch.float64)
+    odds = _RARE + own + 0.6 * (x @ _normal(1, n_features, draw)[0])
+    drawn = torch.rand(n_clients, rows, generator=draw, dtype=torch.float64) < odds.sigmoid()
+    return Ragged.from_blocks(x, drawn.to(torch.int64))
 
 
 def _normal(n: int, size: int, draw: torch.Generator) -> Tensor:

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known after a comparison, found once: headline, evidence and doubts are words for these facts, and for no others.
+
+So they cannot contradict each other: a structure has one standing beside the chosen one, every client is counted once, and
+what is not clear is marked so for all that is said.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from coterie.methods.linear.choice import RIVAL
+from coterie.selection.result import Comparison, Difference, Structure
+
+__all__ = ["Counts", "Facts", "Other", "Sign", "Standing", "Tally", "facts"]
+
+Sign = Literal["better", "level", "worse"]  # by a 95 % interval: level if it contains 0
+# Beside the chosen structure; "slightly" is by no more than the tolerance of the choice.
+Standing = Literal["better", "slightly better", "level", "slightly worse", "worse", "barred"]
+
+_STABLE = 0.5  # adjusted Rand index from which groups are spoken of
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Clients for whom the chosen structure is better, worse, or the same as one model for all."""
+
+    better: int
+    worse: int
+    equal: int
+
+    @property
+    def clients(self) -> int:
+        """All of them."""
+        return self.better + self.worse + self.equal
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many clients there are: `scored` have enough rows and answered; without `outliers` they are `compared`."""
+
+    clients: int
+    scored: int
+    outliers: int
+    too_small: int
+    absent: int
+
+    @property
+    def compared(self) -> int:
+        """Clients that intervals are paired over."""
+        return self.scored - self.outliers
+
+
+@dataclass(frozen=True)
+class Other:
+    """A structure that was not chosen."""
+
+    structure: Structure
+    standing: Standing
+    over_global: Sign | None  # None for one model for all itself
+
+    @property
+    def share(self) -> float:
+        """Of the repetitions, in which it was chosen."""
+        return self.structure.chosen_share or 0.0
+
+    @property
+    def would_do(self) -> bool:
+        """Whether it might as well have been chosen: it often was, and no difference is clear."""
+        return self.standing in ("better", "slightly better", "level") and self.share >= RIVAL
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that words are made of.
+
+    Attributes
+    ----------
+    chosen : Structure
+        What was chosen.
+    over_global : str or None
+        Whether it is clearly better than one model for all; None if it is one model for all.
+    others : tuple of Other
+        All other structures.
+    counts : Counts
+        Of clients.
+    held_out, on_test : Tally or None
+        Clients that gain, on held-out rows of the cross-validation (of those who are scored), and in the metric on test
+        rows (of those who have test rows); None where one model for all was chosen, or there are no test rows.
+    new_clients : str or None
+        Whether clients that were not there are served better by what was chosen than by one model for all.
+    groups : {"stable", "unstable"} or None
+        Whether chosen groups would come out again.
+    predicts_worse : bool
+        Whether the chosen structure has a lower R^2 than one model for all, over all test rows together.
+    """
+
+    chosen: Structure
+    over_global: Sign | None
+    others: tuple[Other, ...]
+    counts: Counts
+    held_out: Tally | None
+    on_test: Tally | None
+    new_clients: Sign | None
+    groups: Literal["stable", "unstable"] | None
+    predicts_worse: bool
+
+    @property
+    def sure(self) -> bool:
+        """Whether the chosen structure is clearly better than one model for all, or is it."""
+        return self.over_global in (None, "better")
+
+    @property
+    def either(self) -> tuple[Structure, ...]:
+        """Structures that would do as well as the chosen one."""
+        return tuple(other.structure for other in self.others if other.would_do)
+
+    def standing(self, *wanted: Standing) -> list[Structure]:
+        """Structures with these standings, the best first."""
+        some = [other.structure for other in self.others if other.standing in wanted]
+        return sorted(some, key=lambda one: -one.score)
+
+
+def facts(found: Comparison) -> Facts:
+    """Find the facts of a comparison."""
+    chosen, everybody = found[found.chosen], found["global"]
+    shared = chosen is everybody
+    others = tuple(
+        Other(one, _standing(one, found.tolerance), _sign(one.versus_global))
+        for one in found.structures
+        if one is not chosen
+    )
+    counts = Counts(
+        len(found.names), int(found.judged.sum()), len(found.outliers), len(found.too_small), len(found.absent)
+    )
+    lower = found.metric == "rmse"
+    tested = chosen.test_metric is not None and everybody.test_metric is not None
+    gains = chosen.client_test_metric - everybody.client_test_metric
+    stability = None if found.grouping is None or chosen.name != "clusters" else found.grouping.stability
+    return Facts(
+        chosen=chosen,
+        over_global=None if shared else _sign(chosen.versus_global),
+        others=others,
+        counts=counts,
+        held_out=None if shared else _tally(found.gain),
+        on_test=_tally(-gains if lower else gains) if tested and not shared else None,
+        new_clients=None if shared else _for_new_clients(chosen, everybody, lower),
+        groups=None if stability is None else "stable" if stability >= _STABLE else "unstable",
+        predicts_worse=(
+            not shared
+            and chosen.test_r2 is not None
+            and everybody.test_r2 is not None
+            and chosen.test_r2 < everybody.test_r2
+        ),
+    )
+
+
+def _sign(difference: Difference | None) -> Sign | None:
+    if difference is None:
+        return None
+    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "level"
+
+
+def _standing(one: Structure, tolerance: float) -> Standing:
+    if one.barred:
+        return "barred"
+    sign = _sign(one.versus_chosen) or "level"
+    if sign == "level" or one.versus_chosen is None or abs(one.versus_chosen.mean) > tolerance:
+        return sign
+    return "slightly better" if sign == "better" else "slightly worse"
+
+
+def _tally(gain: np.ndarray) -> Tally | None:
+    """Count who gains; what only rounding tells apart is equal."""
+    there = gain[np.isfinite(gain)]
+    if not len(there):
+        return None
+    better, worse = (int((sign * there > 1e-9).sum()) for sign in (1, -1))
+    return Tally(better, worse, len(there) - better - worse)
+
+
+def _for_new_clients(chosen: Structure, everybody: Structure, lower: bool) -> Sign | None:
+    """By the metric's difference, whose sign depends on the metric."""
+    if chosen.new_metric is None or everybody.new_metric is None:
+        return None
+    sign = _sign(chosen.new_versus_global) or "level"
+    turned: dict[Sign, Sign] = {"better": "worse", "worse": "better", "level": "level"}
+    return turned[sign] if lower else sign
