@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.config import FitOptions, options
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
-from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
+from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled, target_values
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
@@ -60,8 +60,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
         Parameters
         ----------
-        clients : Clients or array
-            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row).
+        clients : Clients, array or data frame
+            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row); or a data
+            frame of pandas or polars, or an Arrow table, of which y and groups may name columns.
         watch : callable, optional
             Told of every round.
         """
@@ -72,7 +73,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             watch=watch,
         )  # fmt: skip
         self.history_ = self.fitted_.rounds
-        self._restore(self.fitted_, y)
+        self._restore(self.fitted_, target_values(clients, y))
         for said in self.fitted_.warnings:
             if any(words in said for words in self.doubts):
                 warnings.warn(said, ConvergenceWarning, stacklevel=2)
@@ -90,6 +91,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _restore(self, found: Fitted, y: Any = None) -> None:
         """Become what was fitted, now or in a finished run; y are the targets in arrays that were given."""
         self.schema_, self.scaling_, self.client_names_ = found.schema, found.models.scaling, found.models.names
+        names = [column.name for column in found.schema.columns]
+        self.n_features_in_ = len(names)
+        if names != [f"x{i}" for i in range(len(names))]:
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
         self.scores_ = {score.method: score for score in found.scores}
         if self.task == "auto":
             self.classes_ = classes_of(found.schema, y)
@@ -119,10 +126,10 @@ class Supervised(Estimator):
         """Predict every row, each client by its own model: a class name or a number, in the order of the rows given.
 
         A client that was not there in training gets a model by its labelled rows, so it needs targets. Of a `Clients`, the
-        test rows (or else the training rows) are predicted, client after client in the order of their names.
+        test rows (or else the training rows) are predicted, in the order of `clients.test.y` and `clients.test.frame()`.
         """
         rows = self._rows(clients, None, groups)
-        return in_given_order(self.predict_stored(rows, self._own(self.prepared(rows))), rows, clients, groups)
+        return in_given_order(self.predict_stored(rows, self._own(self.prepared(rows))), rows, clients)
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
         """Accuracy, or R^2, over all rows, each client by its own model; one that is not known gets it by these rows."""
