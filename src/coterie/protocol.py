@@ -20,7 +20,7 @@ unformed (`RowProduct`): the sum over clients is then one product over all rows.
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -637,7 +637,9 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
         for s in range(runs):
             own = {name: v[s] if isinstance(v, Tensor) else v for name, v in shared.items()}
             answers.append(step(own, {k: v[s] for k, v in each.items()}, {k: v[s] for k, v in private.items()}, data))
-        reply, kept = ({name: _stacked([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))
+        reply = {name: _stacked([a[0][name] for a in answers]) for name in answers[0][0]}
+        named = {name for _, own in answers for name in own}  # what a run does not mention stays as it is
+        kept = {name: _stacked([own.get(name, private[name][s]) for s, (_, own) in enumerate(answers)]) for name in named}
         return reply, kept
 
     looped.__name__, looped.__module__, looped.__doc__ = step.__name__, step.__module__, step.__doc__
@@ -645,6 +647,8 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
     return looped
 
 
-def _stacked(values: list[Tensor]) -> Tensor:
+def _stacked(values: Sequence[Any]) -> Any:
     """Stack runs; one alone is not copied."""
-    return values[0][None] if len(values) == 1 else torch.stack(values)
+    if isinstance(values[0], RowProduct):
+        return RowProduct(values[0].x, _stacked([value.g for value in values]))
+    return values[0][None] if len(values) == 1 else torch.stack(list(values))

@@ -119,7 +119,8 @@ def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Ten
     products = private["products"]  # [C, V + 1, Q, Q]
     if bool(((products[..., -2, -2].sum(1) == 0) & (data.n > 0)).any()):  # not formed yet
         products = _products(problem, data)
-    return _Squares(problem, products), {"products": products}
+        return _Squares(problem, products), {"products": products}
+    return _Squares(problem, products), {}
 
 
 def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
