@@ -82,6 +82,8 @@ class Block:
         [C, N] true where a row is real; None when every row is.
     fold : Tensor or None
         [C, N] number of each row's fold, where rows are dealt to folds.
+    weight : Tensor or None
+        [C, N] how many rows each counts as, where users say so: see `mass`.
     kept : dict
         What `once` has made.
     """
@@ -93,6 +95,7 @@ class Block:
     n: Tensor
     mask: Tensor | None
     fold: Tensor | None = None
+    weight: Tensor | None = None
     kept: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
@@ -118,6 +121,12 @@ class Block:
         return torch.zeros(self.x.shape[:2], dtype=torch.int64) if self.fold is None else self.fold
 
     @cached_property
+    def mass(self) -> Tensor:
+        """[C, N] how many rows each counts as in sums over rows: 1, or its weight, and 0 on padding."""
+        real = self.real.to(self.x.dtype)
+        return real if self.weight is None else real * self.weight.to(self.x.dtype)
+
+    @cached_property
     def weights(self) -> Tensor:
         """[C, N] 1/n on real rows and 0 on padding, so that a weighted sum over rows is a client's mean."""
         each = 1.0 / self.n.clamp(min=1).to(self.x.dtype)[:, None]
@@ -126,8 +135,8 @@ class Block:
     def clients(self, part: slice | Tensor) -> "Block":
         """Take some of the clients: a slice of them is a view."""
         mask = None if self.mask is None else self.mask[part]
-        y, fold = (None if value is None else value[part] for value in (self.y, self.fold))
-        return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold)
+        y, fold, weight = (None if value is None else value[part] for value in (self.y, self.fold, self.weight))
+        return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold, weight)
 
 
 @dataclass(frozen=True)

@@ -76,21 +76,21 @@ class Problem:
         return {"products": torch.zeros(self.n_folds + 1, size, size, dtype=torch.float64)}
 
     def masks(self, data: Block) -> tuple[Tensor, Tensor]:
-        """Which rows are trained on, and which are held out.  [F, C, N]"""
+        """How much rows count that are trained on, and those that are held out; the others are 0.  [F, C, N]"""
         numbers = torch.tensor(self.held).view(-1, 1, 1)
-        train = (data.folds != numbers) & (data.folds != self.n_folds) & data.real
-        return train.to(data.x.dtype), ((data.folds == numbers) & data.real).to(data.x.dtype)
+        train = (data.folds != numbers) & (data.folds != self.n_folds)
+        return train * data.mass, (data.folds == numbers) * data.mass
 
     def scratch(self, models: int, second: int = 0) -> int:
         """Numbers that a pass over the rows holds for each of them: of so many models in each fit, and of second derivatives.
 
-        Classes are gone over many times, and by far fastest where a block stays in the cache: they count three times.
+        A client's matrices are by far fastest where those of a block stay in the cache.
         """
+        fits, squares = len(self.held), 3 * self.n_parameters**2 // _FEW_ROWS
         if self.is_regression:
-            return 2 * max(models, second)
-        classes, outputs = max(self.n_classes, 2), self.n_outputs
-        squares = outputs * (outputs + 1) + 3 * self.n_parameters**2 // _FEW_ROWS
-        return 3 * len(self.held) * (4 * classes * models + squares * second)
+            return 2 * max(models, second) + fits * squares * second
+        pairs = self.n_outputs * (self.n_outputs + 1)
+        return 3 * fits * (4 * max(self.n_classes, 2) * models + (pairs + squares) * second)
 
 
 class Curves(Protocol):
@@ -168,5 +168,5 @@ def _products(problem: Problem, data: Block) -> Tensor:
     """Sums of products by fold.  [C, V + 1, Q, Q]"""
     z = torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None].to(data.x.dtype)], -1)
     z = z * data.real[..., None]
-    z_t, fold = z.transpose(1, 2), data.folds[..., None]
+    z_t, fold = (z * data.mass[..., None]).transpose(1, 2), data.folds[..., None]
     return torch.stack([torch.bmm(z_t, z * (fold == number)) for number in range(problem.n_folds + 1)], 1)

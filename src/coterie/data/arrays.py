@@ -95,7 +95,16 @@ def _array(values: Any, what: str) -> np.ndarray:
 
 def _features(X: Any) -> np.ndarray:
     """[N, ...] floats that torch can take over."""
+    if hasattr(X, "tocsr"):
+        raise DataError("X is sparse, and sparse arrays are not supported", "pass X.toarray()")
     x = _array(X, "X")
+    if x.dtype.kind == "c":
+        raise DataError("Complex data not supported: X has complex numbers", "take their real parts: X.real")
+    if x.dtype == object:
+        try:
+            x = x.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"X has a value that is not numeric: {error}", "convert it: X.astype('float64')") from None
     if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
         raise DataError(f"X has dtype {x.dtype}, which is not numeric", "convert it: X.astype('float64')")
     if x.ndim < 2:
@@ -154,7 +163,7 @@ def _complete(x: np.ndarray, y: np.ndarray | None, owner: np.ndarray, missing: M
     }
     for what, where in gaps.items():
         if missing == "error" and where.any():
-            way_out = "missing='mean' (fill with the federated mean) or missing='drop' (leave those rows out)"
+            way_out = "missing='mean' (fill NaN with the federated mean) or missing='drop' (leave those rows out)"
             raise DataError(f"{what} has missing values in {int(where.sum())} rows", way_out)
     without = gaps["y"] | gaps["groups"]
     keep: np.ndarray = ~(without if missing == "mean" else without | gaps["X"])

@@ -137,6 +137,8 @@ class Ragged:
         [N] number of every row in the file or arrays that it comes from, in the order of the layout.
     schema : Schema, optional
         What the features and targets are, as long as they are what was read.
+    weight : Tensor, optional
+        [N] how many rows each counts as, in the order of the layout.
     """
 
     layout: Layout
@@ -149,6 +151,7 @@ class Ragged:
     in_time: bool = False
     origin: Tensor | None = None
     schema: Schema | None = None
+    weight: Tensor | None = None
 
     # -- making -------------------------------------------------------------------------------------------------------
     @classmethod
@@ -179,13 +182,12 @@ class Ragged:
         """
         order = np.lexsort((when, self._place()[self.owners]))
         index = torch.from_numpy(order)
-        origin = None if self.origin is None else self.origin[index]
+        origin, weight = (None if value is None else value[index] for value in (self.origin, self.weight))
+        made = replace(self, origin=origin, weight=weight, in_time=True)
         if isinstance(self.x, DiskRows):
-            return replace(self, rows=index if self.rows is None else self.rows[index], origin=origin, in_time=True)
+            return replace(made, rows=index if self.rows is None else self.rows[index])
         assert not isinstance(self.y, DiskRows)
-        return replace(
-            self, x=self.x[index], y=None if self.y is None else self.y[index], origin=origin, in_time=True
-        )
+        return replace(made, x=self.x[index], y=None if self.y is None else self.y[index])
 
     def renamed(self, names: np.ndarray) -> "Ragged":
         """Give every client another name [M], distinct; rows stay where they are, and numbers follow the new names."""
@@ -234,7 +236,7 @@ class Ragged:
     def values(self) -> Iterator[bytes]:
         """All features and targets, for a fingerprint."""
         for block in self.blocks():
-            for part in (block.x, block.y):
+            for part in (block.x, block.y, block.weight):
                 yield b"" if part is None else part.contiguous().numpy().tobytes()
 
     def table(self, predictions: Any = None) -> pa.Table:
@@ -299,7 +301,10 @@ class Ragged:
         x = x if self.change is None else self.change(x)
         y = None if self.y is None else self._take(self.y, counts, starts, longest, together)
         y = y if y is None or self.change_y is None else self.change_y(y)
-        fold = None if self.fold is None else self._take(self.fold, counts, starts, longest, together)
+        fold, weight = (
+            None if value is None else self._take(value, counts, starts, longest, together)
+            for value in (self.fold, self.weight)
+        )
         n = torch.from_numpy(counts)
         mask = None
         if not equal:
@@ -307,7 +312,7 @@ class Ragged:
             x = _zero_padding(x, mask)
             y = None if y is None else _zero_padding(y, mask)
         numbers = torch.from_numpy(ids)
-        return Block(numbers, self.keys[numbers], x, y, n, mask, fold)
+        return Block(numbers, self.keys[numbers], x, y, n, mask, fold, weight)
 
     def _take(
         self, source: "Tensor | DiskRows", counts: np.ndarray, starts: np.ndarray, longest: int, together: bool
@@ -417,7 +422,9 @@ class Ragged:
         order = torch.from_numpy(np.argsort(place[owners], kind="stable"))
         x, y = zip(*(part.in_memory() for part in parts), strict=True)
         target = None if y[0] is None else torch.cat([one for one in y if one is not None])[order]
-        return Ragged(layout, torch.cat(x)[order], target, fold=torch.cat(folds)[order])
+        weights = [part.weight for part in parts if part.weight is not None]
+        weight = torch.cat(weights)[order] if len(weights) == len(parts) else None
+        return Ragged(layout, torch.cat(x)[order], target, fold=torch.cat(folds)[order], weight=weight)
 
     def in_memory(self) -> tuple[Tensor, Tensor | None]:
         """All features and targets, in the order of storage."""
@@ -464,13 +471,16 @@ class Ragged:
         place = np.empty(self.n_clients, dtype=np.int64)
         place[ids[layout.order]] = np.arange(len(ids))
         index = torch.from_numpy(np.flatnonzero(keep)[np.argsort(place[owner], kind="stable")])
-        fold, origin = (None if value is None else value[index] for value in (self.fold, self.origin))
+        fold, origin, weight = (
+            None if value is None else value[index] for value in (self.fold, self.origin, self.weight)
+        )
         if isinstance(self.x, DiskRows):
             rows = index if self.rows is None else self.rows[index]
-            return replace(self, layout=layout, rows=rows, fold=fold, origin=origin)
+            return replace(self, layout=layout, rows=rows, fold=fold, origin=origin, weight=weight)
         assert not isinstance(self.y, DiskRows)
         y = None if self.y is None else self.y[index]
-        return Ragged(layout, self.x[index], y, fold=fold, in_time=self.in_time, origin=origin, schema=self.schema)
+        more = {"in_time": self.in_time, "schema": self.schema, "weight": weight}
+        return Ragged(layout, self.x[index], y, fold=fold, origin=origin, **more)
 
 
 def lots(keys: Tensor, seed: int) -> Tensor:

@@ -23,6 +23,7 @@ from coterie.methods.measuring import target_variance
 from coterie.methods.session import Watch
 from coterie.models import Model
 from coterie.option_fields import abouts, options_in, parameters
+from coterie.registry import METHODS
 
 __all__ = ["ESTIMATORS", "Estimator", "Supervised", "estimator", "estimator_of", "options_of"]
 
@@ -55,7 +56,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     baselines: Annotated[bool, "whether one model for all and one model each are fitted too, for `scores_`"] = False
     random_state: Annotated[int, "seed of everything random"] = 0
 
-    def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
+    def fit(
+        self, clients: Any, y: Any = None, groups: Any = None, *, sample_weight: Any = None, watch: Watch | None = None
+    ) -> Self:
         """Fit to clients.
 
         Parameters
@@ -63,12 +66,17 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         clients : Clients, array or data frame
             From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row); or a data
             frame of pandas or polars, or an Arrow table, of which y and groups may name columns.
+        sample_weight : array, optional
+            [N] how many rows each counts as, in all sums and losses; for linear models of clients' own (`Local`,
+            `RandomEffects`, `LowRank`).
         watch : callable, optional
             Told of every round.
         """
+        if sample_weight is not None and METHODS[self.method].family != "effects":
+            raise ConfigError(f"{type(self).__name__} cannot weigh rows", "use Local, RandomEffects or LowRank")
         start, clock = getattr(self, "start", None), getattr(self, "clock", None)
         self.fitted_ = fit(
-            as_clients(clients, y, groups, self.task), options_of(self), module=getattr(self, "model", None),
+            as_clients(clients, y, groups, self.task, sample_weight), options_of(self), module=getattr(self, "model", None),
             start=None if start is None else torch.as_tensor(start), clock=None if isinstance(clock, str) else clock,
             watch=watch,
         )  # fmt: skip
@@ -148,7 +156,7 @@ class Supervised(Estimator):
 
     def prepared(self, rows: Ragged) -> Ragged:
         """Scale rows as in training."""
-        check_shape(rows, self.scaling_)
+        check_shape(rows, self.scaling_, type(self).__name__)
         return rows.scaled(self.scaling_).to(self.model_.dtype)
 
     # -- inside -------------------------------------------------------------------------------------------------------

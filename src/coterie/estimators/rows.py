@@ -23,12 +23,36 @@ from coterie.errors import DataError
 __all__ = ["as_clients", "as_rows", "check_shape", "classes_of", "in_given_order", "labelled", "target_values"]
 
 
-def as_clients(data: Any, y: Any, groups: Any, task: Literal["auto", "regression"] = "auto") -> Clients:
+def as_clients(
+    data: Any, y: Any, groups: Any, task: Literal["auto", "regression"] = "auto", sample_weight: Any = None
+) -> Clients:
     """Take what `fit` is given."""
     if isinstance(data, Clients):
-        if y is not None or groups is not None:
-            raise DataError("clients have their own targets and names", "give y and groups with arrays only")
+        if y is not None or groups is not None or sample_weight is not None:
+            raise DataError(
+                "clients have their own targets and names", "give y, groups and sample_weight with arrays or frames only"
+            )
         return data
+    made = _as_clients(data, y, groups, task)
+    if sample_weight is None:
+        return made
+    return replace(made, train=replace(made.train, weight=_row_weights(sample_weight, made.train)))
+
+
+def _row_weights(given: Any, rows: Ragged) -> Tensor:
+    """[N] as rows are stored."""
+    weight = np.asarray(given, dtype=np.float64).reshape(-1)
+    if len(weight) != rows.layout.n_rows:
+        raise DataError(
+            f"sample_weight has {len(weight)} values and there are {rows.layout.n_rows} rows", "give every row a weight"
+        )
+    if not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
+        raise DataError("sample_weight must be finite, not negative, and above 0 somewhere", "correct the weights")
+    assert rows.origin is not None
+    return torch.from_numpy(weight)[rows.origin]
+
+
+def _as_clients(data: Any, y: Any, groups: Any, task: Literal["auto", "regression"]) -> Clients:
     if groups is None:
         raise DataError("fit needs to know the client of each row", "pass groups=, or read a file with coterie.read")
     if is_frame(data):
@@ -117,7 +141,7 @@ def _frame_rows(table: pa.Table, y: Any, groups: Any, schema: Schema, *, alone: 
     if y is not None and schema.target in table.column_names:
         table = table.drop_columns([schema.target])
     x, found = schema.encode(table)
-    target = None if found is None else torch.from_numpy(found)
+    target = None if found is None else torch.tensor(found)
     target = target if y is None else _targets(y, len(names), schema)
     return Ragged.from_groups(torch.from_numpy(x), target, names)
 
@@ -148,12 +172,14 @@ def in_given_order(made: np.ndarray, rows: Ragged, data: Any) -> np.ndarray:
     return out
 
 
-def check_shape(rows: Ragged, scaling: Scaling) -> None:
+def check_shape(rows: Ragged, scaling: Scaling, model: str = "it") -> None:
     """Refuse rows of other features than in training."""
-    if rows.shape != tuple(scaling.mean.shape):
+    given, known = rows.shape, tuple(scaling.mean.shape)
+    if given != known:
+        flat = len(given) == len(known) == 1
+        said = (f"{given[0]} features", f"{known[0]} features") if flat else (f"shape {given}", f"shape {known}")
         raise DataError(
-            f"rows have shape {rows.shape}, training rows had {tuple(scaling.mean.shape)}",
-            "give the same features as in training",
+            f"X has {said[0]}, but {model} is expecting {said[1]} as input", "give the same features as in training"
         )
 
 
