@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from coterie.data.schema import Schema
-from coterie.data.sources import Source, listed, similar
+from coterie.data.sources import Csv, Source, listed, open_source, similar
 from coterie.data.values import name_of
 from coterie.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from coterie.data.ragged import Ragged
 
-__all__ = ["TableSource", "as_table", "free_name", "is_frame", "pandas_frame", "table_of", "table_source"]
+__all__ = ["TableSource", "as_table", "free_name", "is_frame", "opened", "pandas_frame", "table_of", "table_source"]
 
 _UNNAMED = "the table"
 
@@ -69,6 +69,13 @@ def table_source(data: Any, client: str | None) -> TableSource:
     if client not in columns:
         raise DataError(f"the data frame has no client column '{client}'", similar(client, columns))
     return TableSource(Path(_UNNAMED), (), columns, client, False, table=table)
+
+
+def opened(path: Any, client: str | None, csv: Csv) -> Source:
+    """What is to be read: files, or a table in memory."""
+    if is_frame(path):
+        return table_source(path, client)
+    return open_source(path if isinstance(path, str | Path) else path[0], client, csv)
 
 
 def free_name(wanted: str | None, taken: Sequence[str]) -> str:

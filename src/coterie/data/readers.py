@@ -15,13 +15,13 @@ import torch
 from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients, check_options, held_out
 from coterie.data.faults import faults
-from coterie.data.frames import is_frame, table_source
+from coterie.data.frames import is_frame, opened
 from coterie.data.gather import gather, laid_out, scanned
 from coterie.data.roles import Roles, assign_roles, roles_of
 from coterie.data.scan import Scan, described
 from coterie.data.schema import Missing, Schema, Task
 from coterie.data.sites import read_sites, site_files
-from coterie.data.sources import Csv, Source, open_source, similar
+from coterie.data.sources import Csv, Source, similar
 from coterie.errors import ConfigError, DataError
 
 __all__ = ["Clients", "from_arrays", "read", "read_with", "split_of"]
@@ -115,7 +115,7 @@ def read(
             missing=missing, task=task, min_rows=min_rows, test_size=test_size, new_clients=new_clients, seed=seed,
             dtype=dtype,
         )  # fmt: skip
-    source = _opened(path, client, Csv(sep, decimal, thousands, encoding))
+    source = opened(path, client, Csv(sep, decimal, thousands, encoding))
     roles = assign_roles(
         source,
         target=target,
@@ -173,7 +173,7 @@ def read_with(
     """
     _check_rows(min_rows, dtype)
     in_time, when = split_of(split)
-    source = _opened(path, schema.client, Csv(sep, decimal, thousands, encoding))
+    source = opened(path, schema.client, Csv(sep, decimal, thousands, encoding))
     roles = replace(roles_of(schema, source), when=when)
     if when is not None and when not in source.columns:
         raise DataError(f"'{source.path}' has no column '{when}'", similar(when, source.columns))
@@ -195,13 +195,6 @@ def split_of(split: str) -> tuple[bool, str | None]:
     if kind not in ("random", "time") or (kind == "random" and column):
         raise ConfigError(f"split is '{split}'", "choose random, time (the order of the file) or time:COLUMN")
     return kind == "time", column or None
-
-
-def _opened(path: Any, client: str | None, csv: Csv) -> Source:
-    """What is to be read: files, or a table in memory."""
-    if is_frame(path):
-        return table_source(path, client)
-    return open_source(path if isinstance(path, str | Path) else path[0], client, csv)
 
 
 def _without_dates(scan: Scan) -> tuple[Scan, Roles]:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from coterie.data.parquet import check_header, check_texts, columns_of, rows_of
 from coterie.errors import ConfigError, DataError
 from coterie.limits import MOST_COLUMNS, MOST_LINE_BYTES
 
-__all__ = ["PLAIN", "Csv", "Source", "is_table", "known_types", "listed", "open_source", "similar"]
+__all__ = ["PLAIN", "Csv", "Source", "is_table", "known_types", "listed", "open_source", "similar", "written_as"]
 
 _PARQUET = (".parquet", ".pq")
 _DELIMITERS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
@@ -93,6 +94,17 @@ class Csv:
 
 
 PLAIN = Csv()
+_USUAL: ContextVar[Csv] = ContextVar("usual", default=PLAIN)
+
+
+@contextmanager
+def written_as(csv: Csv) -> Iterator[None]:
+    """Take text files to be written like this where nothing else is said."""
+    token = _USUAL.set(csv)
+    try:
+        yield
+    finally:
+        _USUAL.reset(token)
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,7 @@ def open_source(path: str | Path, client: str | None, csv: Csv = PLAIN) -> Sourc
 
     In a folder every file is a client, unless the files have a column with the name `client`.
     """
-    path = Path(path)
+    path, csv = Path(path), _USUAL.get() if csv == PLAIN else csv
     if not path.exists():
         raise DataError(f"there is no file '{path}'", _near(path))
     if not path.is_dir():
@@ -310,9 +322,14 @@ def _complaint(file: Path, error: Exception) -> DataError:
     if found := _RAGGED.search(text):
         expected, got, line = found.groups()
         where = line.strip().split("\n")[0][:60]
+        if ";" in line:
+            return DataError(
+                f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
+                "cells seem to be separated by semicolons: --sep ';', and --decimal , if numbers are written so",
+            )
         return DataError(
             f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
-            "give every line as many cells as the header, and quote cells that contain the separator; --sep says which it is",
+            "give every line as many cells as the header, and quote cells that contain the separator",
         )
     if "UTF8" in text or isinstance(error, UnicodeError):
         return DataError(
