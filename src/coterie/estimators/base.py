@@ -15,6 +15,7 @@ from torch import Tensor
 from coterie.config import FitOptions, options
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
+from coterie.estimators.display import fitted_html, fitted_text
 from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled, target_values
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
@@ -86,6 +87,18 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             if any(words in said for words in self.doubts):
                 warnings.warn(said, ConvergenceWarning, stacklevel=2)
         return self
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """How it was made and, once it is fitted, what it was fitted to and how it does."""
+        made: str = super().__repr__(N_CHAR_MAX)
+        return f"{made}\n{fitted_text(self)}" if hasattr(self, "scores_") else made
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        if hasattr(self, "scores_"):
+            return fitted_html(self, super().__repr__())
+        drawn: str = super()._repr_html_()
+        return drawn
 
     @abstractmethod
     def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
