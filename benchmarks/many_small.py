@@ -21,7 +21,7 @@ LIMITS = {"exams": 120.0, "ratings": 30.0}  # seconds
 
 
 def exams(seed: int = 0) -> Clients:
-    """Exam grades of pupils by school: age, gender and an earlier score; schools differ in their level and a little in slopes."""
+    """Exam grades of pupils by school: age, gender and an earlier score; schools differ in level and a little in slopes."""
     draw = np.random.default_rng(seed)
     groups = _owners(draw, rows=31_000, clients=2_410, spread=0.85)
     score, age, girl = draw.normal(size=len(groups)), draw.uniform(-6, 5, len(groups)), draw.integers(0, 2, len(groups))

@@ -71,9 +71,8 @@ class DataOptions(_Options):
     encoding: _Name = "utf-8"
     standardise: bool = True
 
-
     @property
-    def written(self) -> dict[str, str]:
+    def written(self) -> dict[str, Any]:
         """How CSV files are written, as `coterie.read` takes it."""
         return {"sep": self.sep, "decimal": self.decimal, "thousands": self.thousands, "encoding": self.encoding}
 

@@ -648,7 +648,9 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
             answers.append(step(own, {k: v[s] for k, v in each.items()}, {k: v[s] for k, v in private.items()}, data))
         reply = {name: _stacked([a[0][name] for a in answers]) for name in answers[0][0]}
         named = {name for _, own in answers for name in own}  # what a run does not mention stays as it is
-        kept = {name: _stacked([own.get(name, private[name][s]) for s, (_, own) in enumerate(answers)]) for name in named}
+        kept = {
+            name: _stacked([own.get(name, private[name][s]) for s, (_, own) in enumerate(answers)]) for name in named
+        }
         return reply, kept
 
     looped.__name__, looped.__module__, looped.__doc__ = step.__name__, step.__module__, step.__doc__

@@ -90,7 +90,9 @@ def test_columns_are_found_by_their_names(kind):
 def test_columns_may_be_named_in_place_of_arrays():
     model = coterie.Local(penalty=1.0).fit(pl.from_pandas(FRAME), "days", "hospital")
     assert np.allclose(model.predict(FRAME), _fitted().predict(FRAME), atol=1e-9)
-    assert model.score(FRAME, "days", "hospital") == pytest.approx(_fitted().score(FRAME[FEATURES], FRAME.days, FRAME.hospital))
+    assert model.score(FRAME, "days", "hospital") == pytest.approx(
+        _fitted().score(FRAME[FEATURES], FRAME.days, FRAME.hospital)
+    )
     with pytest.raises(DataError, match="no column 'day'"):
         coterie.Local(penalty=1.0).fit(FRAME, "day", "hospital")
 

@@ -82,7 +82,7 @@ class Problem:
         return train * data.mass, (data.folds == numbers) * data.mass
 
     def scratch(self, models: int, second: int = 0) -> int:
-        """Numbers that a pass over the rows holds for each of them: of so many models in each fit, and of second derivatives.
+        """Numbers that a pass holds for each row: of so many models in each fit, and of so many second derivatives.
 
         A client's matrices are by far fastest where those of a block stay in the cache.
         """

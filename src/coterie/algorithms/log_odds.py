@@ -31,9 +31,9 @@ class LogOdds:
         self.x = data.once("features and intercept", lambda: _with_intercept(data))  # [C, N, D + 1]
         outputs = problem.n_outputs
         self.y = data.once(("classes", outputs), lambda: _classes(data, outputs))  # [C, 1, 1, O, N]
-        train, held = (data.once((which, problem), lambda w=which: _mask(problem, data, w)) for which in (0, 1))
-        self.train, self.held = train, held  # [C, F, 1, N]
-        self.n, self.n_held = (mask.sum(-1).permute(1, 2, 0) for mask in (train, held))
+        masks = data.once(("masks", problem), lambda: _masks(problem, data))  # [2, C, F, 1, N]
+        self.train, self.held = masks  # [C, F, 1, N]
+        self.n, self.n_held = (mask.sum(-1).permute(1, 2, 0) for mask in (self.train, self.held))
 
     def loss(self, theta: Tensor) -> Tensor:
         """Sum over training rows.  [F, J, C | 1, P] -> [F, J, C]"""
@@ -151,9 +151,9 @@ def _classes(data: Block, outputs: int) -> Tensor:
     return there.to(data.x.dtype).transpose(1, 2).contiguous()[:, None, None]
 
 
-def _mask(problem: "Problem", data: Block, which: int) -> Tensor:
-    """Of training rows (0) or of held-out ones (1).  [C, F, 1, N]"""
-    return problem.masks(data)[which].transpose(0, 1).contiguous()[:, :, None]
+def _masks(problem: "Problem", data: Block) -> Tensor:
+    """Of training rows, and of held-out ones.  [2, C, F, 1, N]"""
+    return torch.stack(problem.masks(data)).transpose(1, 2).contiguous()[:, :, :, None]
 
 
 @cache

@@ -256,7 +256,9 @@ def _ask(
     if keep is not None:
         fresh |= fresh_model(problem)
     limits = {name: limit for name, limit in _LIMITS.items() if name in fold}
-    return Ask(step, shared, fold, fresh=fresh, scratch=problem.scratch(shape[1], shape[1]), work=float(steps), limits=limits)
+    return Ask(
+        step, shared, fold, fresh=fresh, scratch=problem.scratch(shape[1], shape[1]), work=float(steps), limits=limits
+    )
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
@@ -356,9 +358,7 @@ def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     return replace(found, next_noise=next_noise)
 
 
-def _mode(
-    shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method for loss(m + B v) / noise + |v|^2 / 2.  -> mode, factor of the precision there, B^T H B
 
     Settings for which it has come to rest, for all these clients, take no further steps.

@@ -225,9 +225,7 @@ def _masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
 
 def rows_of(data: Block) -> Tensor:
     """Features, intercept and target.  [C, N, Q]"""
-    return data.once(
-        "rows", lambda: torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None]], -1)
-    )
+    return data.once("rows", lambda: torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None]], -1))
 
 
 def _pairs(data: Block) -> Tensor:

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict
 from coterie.data.clients import check_options
 from coterie.data.doubts import Doubts, codes
 from coterie.data.faults import counted, faults
+from coterie.data.frames import is_frame, opened
 from coterie.data.gather import batch_rows
 from coterie.data.roles import Roles, assign_roles
 from coterie.data.scan import ColumnFacts, Scan, guess_task
 from coterie.data.schema import Missing, Task
-from coterie.data.frames import is_frame, opened
 from coterie.data.sources import Csv, known_types, listed
 from coterie.data.values import in_order
 from coterie.errors import DataError

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What looks wrong in a table that can be read: ids among the features, rows that stand there twice, classes that differ in
-case only, dates and numbers that are taken for categories, rare classes, counts, skewed targets, rows in the order of time."""
+"""What looks wrong in a table that can be read.
+
+Ids among the features, rows that stand there twice, classes that differ in case only, dates and numbers that are taken for
+categories, rare classes, counts, skewed targets, and rows in the order of time.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from coterie.data.faults import counted, spelling
+from coterie.data.faults import spelling
 from coterie.data.roles import Roles
 from coterie.data.scan import ColumnFacts, guess_task
 from coterie.data.sources import listed
@@ -126,9 +129,7 @@ class Doubts:
         close = bool(values.max() - values.min() < 3 * len(values))
         return in_order or close or bool(long.min() == long.max() >= 5)
 
-    def _twice(
-        self, columns: Mapping[str, np.ndarray], owner: np.ndarray
-    ) -> Iterator[Doubt]:
+    def _twice(self, columns: Mapping[str, np.ndarray], owner: np.ndarray) -> Iterator[Doubt]:
         """Rows that repeat, where they cannot do so by chance: some column hardly repeats otherwise."""
         row = owner.astype(np.uint64)
         with np.errstate(over="ignore"):
@@ -141,7 +142,7 @@ class Doubts:
             return
         if any(len(np.unique(values)) > 0.5 * different for values in columns.values()):
             yield Doubt(
-                "warning", f"{len(row) - different} of {counted(len(row), 'row')} ({share:.0%}) repeat an earlier row exactly",
+                "warning", f"{len(row) - different} of {len(row)} rows ({share:.0%}) repeat an earlier row exactly",
                 "held-out rows are then known from training, which makes separate models look good; remove the copies",
             )  # fmt: skip
 
@@ -207,7 +208,11 @@ class Doubts:
         elif len(values) >= _FEW and values.std() > 0:
             skew = float(((values - values.mean()) ** 3).mean() / values.std() ** 3)
             if facts.whole and 0 <= facts.low <= 2:
-                yield Doubt("note", f"target '{name}' holds whole numbers from {facts.low:g} on", "counts: --outcome poisson may fit better")
+                yield Doubt(
+                    "note",
+                    f"target '{name}' holds whole numbers from {facts.low:g} on",
+                    "counts: --outcome poisson may fit better",
+                )
             elif facts.low > 0 and skew > _SKEWED:
                 yield Doubt(
                     "note", f"target '{name}' is above 0 and skewed ({skew:.1f}): a few large values decide what is fitted",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a client's rows are taken, once they stand in a random order or in that of time: a share, the first few, or a fold."""
+"""Which of a client's rows are taken, in a random order or in that of time: a share, the first few, or a fold."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,7 +94,9 @@ class Fold:
 def fold_of(rank: np.ndarray, counts: np.ndarray, n_folds: int, *, in_time: bool) -> np.ndarray:
     """The fold of every row, by its place in the order: dealt like cards, or in time a block of rows after the other."""
     if not in_time:
-        return rank % n_folds
+        dealt: np.ndarray = rank % n_folds
+        return dealt
     size, longer = counts // n_folds, counts % n_folds  # the first folds have a row more
     edge = longer * (size + 1)
-    return np.where(rank < edge, rank // (size + 1), longer + (rank - edge) // np.maximum(size, 1))
+    block: np.ndarray = np.where(rank < edge, rank // (size + 1), longer + (rank - edge) // np.maximum(size, 1))
+    return block

@@ -21,7 +21,7 @@ _SPELLINGS = {  # of numbers -> options that read them
     r"[-+]?\d{1,3}(\.\d{3})+,\d+": "--decimal , --thousands .",
     r"[-+]?\d*,\d+": "--decimal ,",
     r"[-+]?\d{1,3}( \d{3})+(\.\d+)?": "--thousands ' '",
-    r"[-+]?\d{1,3}('\d{3})+(\.\d+)?": "--thousands \"'\"",
+    r"[-+]?\d{1,3}('\d{3})+(\.\d+)?": '--thousands "\'"',
 }
 
 
@@ -91,7 +91,8 @@ def _feature_faults(name: str, facts: ColumnFacts, categorical: bool, largest: f
         options = spelling([facts.example])
         numeric = f"read numbers like that with {options}" if options else "correct the cells that are not numbers"
         yield DataError(
-            f"column '{name}' has more than {MOST_LEVELS} different levels{such}", f"{away}; if it should be numeric, {numeric}"
+            f"column '{name}' has more than {MOST_LEVELS} different levels{such}",
+            f"{away}; if it should be numeric, {numeric}",
         )
     if facts.kind == "number":
         yield from _range_faults(f"column '{name}'", facts, largest, f"correct the cells, or {away}")

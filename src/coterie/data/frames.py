@@ -65,7 +65,9 @@ def table_source(data: Any, client: str | None) -> TableSource:
     table = as_table(data)
     columns = tuple(table.column_names)
     if client is None:
-        raise DataError("the client column of the data frame is not given", f"client=...; columns are: {listed(columns)}")
+        raise DataError(
+            "the client column of the data frame is not given", f"client=...; columns are: {listed(columns)}"
+        )
     if client not in columns:
         raise DataError(f"the data frame has no client column '{client}'", similar(client, columns))
     return TableSource(Path(_UNNAMED), (), columns, client, False, table=table)
@@ -107,7 +109,9 @@ def table_of(rows: "Ragged", predictions: Any = None) -> pa.Table:
         taken |= _features(schema, flat)
     target = None if y is None else y.numpy()
     if target is not None:
-        name = free_name(None if schema is None else schema.target, list(taken)) if schema and schema.target else "target"
+        name = (
+            free_name(None if schema is None else schema.target, list(taken)) if schema and schema.target else "target"
+        )
         classes = schema is not None and schema.task == "classification"
         taken[name] = np.asarray(schema.classes, dtype=object)[target] if classes and schema is not None else target
     if predictions is not None:

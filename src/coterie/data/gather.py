@@ -99,7 +99,9 @@ def times(values: pa.Array, name: str, *, spelled: bool) -> np.ndarray:
     if found is None and is_date(values):
         found = instants(values)
     if found is None:
-        raise DataError(f"column '{name}' holds neither times nor numbers to order rows by", "name another: --split time:COLUMN")
+        raise DataError(
+            f"column '{name}' holds neither times nor numbers to order rows by", "name another: --split time:COLUMN"
+        )
     if np.isnan(found).any():
         raise DataError(f"column '{name}' has missing values, so rows have no order", "--missing drop leaves them out")
     return found

@@ -30,7 +30,13 @@ __all__ = ["BLOCK_BYTES", "Change", "DiskRows", "Layout", "Ragged", "lots", "new
 BLOCK_BYTES = 64 << 20  # what one block may take, rows and messages together
 _WASTE = 1.25  # padded rows per real row that a block may have ...
 _WASTE_ROWS = 4096  # ... once it is larger than this
-_IN_TIME = ("test", "folds", "validation", "few shots", "support")  # purposes for which rows in time order are not shuffled
+_IN_TIME = (
+    "test",
+    "folds",
+    "validation",
+    "few shots",
+    "support",
+)  # purposes for which rows in time order are not shuffled
 
 
 class Change(Protocol):
@@ -412,8 +418,8 @@ class Ragged:
         Folds are those of `fold_by_fold`. Rows are held in memory, and a client keeps its number, whatever rows it has.
         """
         parts = [self] if test is None else [self, test]
-        order = self._places if self.in_time else self._ranks(seed, "folds")
-        folds = [torch.from_numpy(fold_of(order, self.layout.counts[self.owners], n_folds, in_time=self.in_time))]
+        ranks = self._places if self.in_time else self._ranks(seed, "folds")
+        folds = [torch.from_numpy(fold_of(ranks, self.layout.counts[self.owners], n_folds, in_time=self.in_time))]
         folds += [torch.full((part.layout.n_rows,), n_folds) for part in parts[1:]]
         layout = Layout.plan(self.names, np.sum([part.layout.counts for part in parts], 0))
         place = np.empty(self.n_clients, dtype=np.int64)
@@ -479,8 +485,8 @@ class Ragged:
             return replace(self, layout=layout, rows=rows, fold=fold, origin=origin, weight=weight)
         assert not isinstance(self.y, DiskRows)
         y = None if self.y is None else self.y[index]
-        more = {"in_time": self.in_time, "schema": self.schema, "weight": weight}
-        return Ragged(layout, self.x[index], y, fold=fold, origin=origin, **more)
+        made = Ragged(layout, self.x[index], y, fold=fold, origin=origin, weight=weight)
+        return replace(made, in_time=self.in_time, schema=self.schema)
 
 
 def lots(keys: Tensor, seed: int) -> Tensor:

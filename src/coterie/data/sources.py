@@ -62,12 +62,15 @@ class Csv:
                 raise ConfigError(f"{option} is '{getattr(self, option)}'", f"write {known}")
         if self.thousands == self.decimal:
             raise ConfigError(
-                f"'{self.decimal}' cannot be both the decimal and the thousands separator", "give --decimal and --thousands"
+                f"'{self.decimal}' cannot be both the decimal and the thousands separator",
+                "give --decimal and --thousands",
             )
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            raise ConfigError(f"there is no encoding '{self.encoding}'", "utf-8, utf-16, latin-1 and cp1252 are common") from None
+            raise ConfigError(
+                f"there is no encoding '{self.encoding}'", "utf-8, utf-16, latin-1 and cp1252 are common"
+            ) from None
 
     def between(self, file: Path) -> str:
         """What stands between the cells of a file."""
@@ -322,14 +325,11 @@ def _complaint(file: Path, error: Exception) -> DataError:
     if found := _RAGGED.search(text):
         expected, got, line = found.groups()
         where = line.strip().split("\n")[0][:60]
-        if ";" in line:
-            return DataError(
-                f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
-                "cells seem to be separated by semicolons: --sep ';', and --decimal , if numbers are written so",
-            )
         return DataError(
             f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
-            "give every line as many cells as the header, and quote cells that contain the separator",
+            "cells seem to be separated by semicolons: --sep ';', and --decimal , if numbers are written so"
+            if ";" in line
+            else "give every line as many cells as the header, and quote cells that contain the separator",
         )
     if "UTF8" in text or isinstance(error, UnicodeError):
         return DataError(

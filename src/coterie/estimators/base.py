@@ -16,7 +16,15 @@ from coterie.config import FitOptions, options
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
 from coterie.estimators.display import fitted_html, fitted_text
-from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled, target_values
+from coterie.estimators.rows import (
+    as_clients,
+    as_rows,
+    check_shape,
+    classes_of,
+    in_given_order,
+    labelled,
+    target_values,
+)
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit

@@ -30,7 +30,8 @@ def as_clients(
     if isinstance(data, Clients):
         if y is not None or groups is not None or sample_weight is not None:
             raise DataError(
-                "clients have their own targets and names", "give y, groups and sample_weight with arrays or frames only"
+                "clients have their own targets and names",
+                "give y, groups and sample_weight with arrays or frames only",
             )
         return data
     made = _as_clients(data, y, groups, task)
@@ -134,7 +135,9 @@ def _frame_rows(table: pa.Table, y: Any, groups: Any, schema: Schema, *, alone: 
     if (names == "").any():
         raise DataError("groups has missing values", "name the client of every row")
     if len(names) != table.num_rows:
-        raise DataError(f"groups has {len(names)} values and there are {table.num_rows} rows", "name every row's client")
+        raise DataError(
+            f"groups has {len(names)} values and there are {table.num_rows} rows", "name every row's client"
+        )
     if isinstance(y, str):
         table, _ = _with_column(table, y, "target", "y")
         y = np.asarray(table.column(y))

@@ -11,8 +11,8 @@ from coterie.data.check import Findings
 from coterie.engines.drive import Traffic
 from coterie.methods.base import Fitted, Score
 from coterie.report.numbers import decimals_for, human_bytes
-from coterie.runs.screen import out
 from coterie.report.words import NATS, SETTING
+from coterie.runs.screen import out
 from coterie.selection.display import setting_cell
 from coterie.selection.result import Comparison, Structure
 from coterie.selection.text import answer, metric_name, one_for_all, plus_minus
