@@ -65,12 +65,14 @@ def gather(
     places = {str(name): i for i, name in enumerate(layout.names)}
     free, ends = layout.starts.copy(), layout.starts + layout.counts  # [M] where each client's next row goes
     unknown = seen = 0
-    origin = np.empty(layout.n_rows, dtype=np.int64)
+    origin = np.empty(layout.n_rows, dtype=np.int32)  # half of what it takes otherwise
     when = None if roles.when is None else np.empty(layout.n_rows)
     for batch, spelled in source.batches(roles.used, rows=batch_rows(max(schema.n_features, len(roles.used)))):
         columns = [*batch.columns, pa.array(np.arange(seen, seen + batch.num_rows))]
         kept = roles.kept(pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, _ROW]))
         seen += batch.num_rows
+        if seen > np.iinfo(origin.dtype).max:
+            origin = origin.astype(np.int64)
         owner = coded(kept.column(roles.client), places)
         wanted = owner >= 0  # the others belong to clients that are too small
         if not wanted.all():
