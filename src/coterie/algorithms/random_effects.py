@@ -145,7 +145,7 @@ def random_effects(
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
         if centre:
             fold |= {name: Sum() for name in ("slope", "information")}
-        got = yield _ask(expect_effects, state, problem, tag, fold, steps=_steps(state.round), centre=centre)
+        got = yield _ask(expect_effects, state, problem, tag, fold, steps=_steps(problem, state.round), centre=centre)
         if got is not None and got.n:
             state = _maximised(state, got, problem, kinds if learn else ())
         state = replace(state, round=state.round + 1)
@@ -153,9 +153,9 @@ def random_effects(
     return state
 
 
-def _steps(round_: int) -> int:
-    """Of Newton's method: later on the prior moves little, and clients go on from where they were."""
-    return 6 if round_ == 0 else 1
+def _steps(problem: Problem, round_: int) -> int:
+    """Of Newton's method: clients go on from where they were, and regression needs one."""
+    return 6 if round_ == 0 else 1 if problem.is_regression else 2
 
 
 def _maximised(prior: State, got: Replies, problem: Problem, kinds: tuple[Kind, ...]) -> State:

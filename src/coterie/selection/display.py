@@ -13,9 +13,9 @@ _HEAD = ("structure", "setting", "held-out rows", "gain", "95 % interval", "new 
 
 
 def setting_cell(one: Structure) -> str:
-    """The setting as tables have it: as it is called in the text, or what stands in brackets there; else the number."""
-    if one.name == "shrunk":
-        return one.label.partition("(")[2].split(" ")[0] or one.label
+    """The setting as tables have it: intercepts are called as in the text, the others by their number or word."""
+    if one.setting.get("prior") == "intercept":
+        return one.label
     return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in one.setting.values()) or "-"
 
 
