@@ -14,14 +14,19 @@ from coterie.cli.arguments import (
     Categorical,
     Client,
     DataOrSites,
+    Decimal,
+    Encoding,
     Exclude,
     Hidden,
     MinRows,
     Missing,
     NewClients,
+    Sep,
+    Split,
     Target,
     TaskName,
     TestSize,
+    Thousands,
     as_written,
     data_tree,
     free_folder,
@@ -56,6 +61,11 @@ def compare_command(
     min_rows: MinRows = None,
     test_size: TestSize = None,
     new_clients: NewClients = None,
+    split: Split = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
@@ -66,7 +76,8 @@ def compare_command(
 
     said = data_tree(
         data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
-        test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
+        test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients, split=split, sep=sep,
+        decimal=decimal, thousands=thousands, encoding=encoding,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{stem_of(data)}-compare")

@@ -2,7 +2,7 @@
 """A data set by client, with what is held out of it: what `read` returns and estimators take."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -100,6 +100,7 @@ def held_out(
     rows: Ragged, schema: Schema, *, test_size: float, new_clients: float, seed: int, **left_out: Any
 ) -> Clients:
     """Hold out clients first, then rows of the others."""
+    rows = replace(rows, schema=schema)
     test = newcomers = None
     if new_clients:
         rows, newcomers = rows.split_clients(new_clients, seed=seed)

@@ -26,17 +26,19 @@ class Roles:
     categorical: frozenset[str] = frozenset()
     missing: Missing = "error"
     task: Task | Literal["auto"] = "auto"
+    when: str | None = None  # the column that says when, if a client's rows are put into the order of time
 
     @property
     def used(self) -> tuple[str, ...]:
         """The columns that need to be read."""
-        return (*self.features, *([] if self.target is None else [self.target]), self.client)
+        last = [name for name in (self.target, self.when) if name is not None and name not in self.features]
+        return (*self.features, *last, self.client)
 
     def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out the rows that the choice about missing values leaves out."""
         if self.missing == "error":
             return batch
-        must = self.used if self.missing == "drop" else self.used[len(self.features) :]
+        must = set(self.used) if self.missing == "drop" else {*self.used[len(self.features) :], self.when} - {None}
         gaps = np.logical_or.reduce([is_missing(batch.column(name)) for name in must])
         return batch.filter(pa.array(~gaps)) if gaps.any() else batch
 
@@ -50,6 +52,7 @@ def assign_roles(
     categorical: Collection[str] = (),
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
+    when: str | None = None,
 ) -> Roles:
     """Give every column its role, or say why that cannot be."""
     client, columns = source.client, source.columns
@@ -57,7 +60,7 @@ def assign_roles(
     exclude, categorical = _names(exclude), _names(categorical)
     _check_known(source, "client column", [client])
     _check_known(source, "target column", [] if target is None else [target])
-    _check_known(source, "column", [*(features or ()), *exclude, *categorical])
+    _check_known(source, "column", [*(features or ()), *exclude, *categorical, *([] if when is None else [when])])
     _check_apart(client, target, features or (), task)
     taken = {client, target, *exclude}
     chosen = tuple(name for name in columns if name not in taken and (features is None or name in features))
@@ -68,7 +71,7 @@ def assign_roles(
             f"column {columns.index('') + 1} of '{source.path}' has no name",
             "it may be a row number: leave it out with --exclude '', or name it",
         )
-    return Roles(client, None if task == "none" else target, chosen, frozenset(categorical), missing, task)
+    return Roles(client, None if task == "none" else target, chosen, frozenset(categorical), missing, task, when)
 
 
 def roles_of(schema: Schema, source: Source) -> Roles:

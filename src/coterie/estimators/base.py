@@ -15,11 +15,13 @@ from coterie.config import FitOptions, options
 from coterie.data.ragged import Ragged
 from coterie.data.values import name_of
 from coterie.errors import ConfigError
-from coterie.estimators.rows import as_clients, as_rows, classes_of
+from coterie.estimators.display import fitted_html, fitted_text
+from coterie.estimators.rows import as_clients, as_rows, classes_of, target_values
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
 from coterie.methods.session import Watch
 from coterie.option_fields import abouts, options_in, parameters
+from coterie.registry import METHODS
 
 __all__ = ["ESTIMATORS", "Estimator", "estimator", "estimator_of", "options_of"]
 
@@ -53,28 +55,48 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     baselines: Annotated[bool, "whether one model for all and one model each are fitted too, for `scores_`"] = False
     random_state: Annotated[int, "seed of everything random"] = 0
 
-    def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
+    def fit(
+        self, clients: Any, y: Any = None, groups: Any = None, *, sample_weight: Any = None, watch: Watch | None = None
+    ) -> Self:
         """Fit to clients.
 
         Parameters
         ----------
-        clients : Clients or array
-            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row).
+        clients : Clients, array or data frame
+            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row); or a data
+            frame of pandas or polars, or an Arrow table, of which y and groups may name columns.
+        sample_weight : array, optional
+            [N] how many rows each counts as, in all sums and losses; for linear models of clients' own (`Local`,
+            `RandomEffects`, `LowRank`).
         watch : callable, optional
             Told of every round.
         """
+        if sample_weight is not None and METHODS[self.method].family != "effects":
+            raise ConfigError(f"{type(self).__name__} cannot weigh rows", "use Local, RandomEffects or LowRank")
         start, clock = getattr(self, "start", None), getattr(self, "clock", None)
         self.fitted_ = fit(
-            as_clients(clients, y, groups, self.task), options_of(self), module=getattr(self, "model", None),
+            as_clients(clients, y, groups, self.task, sample_weight), options_of(self), module=getattr(self, "model", None),
             start=None if start is None else torch.as_tensor(start), clock=None if isinstance(clock, str) else clock,
             watch=watch,
         )  # fmt: skip
         self.history_ = self.fitted_.rounds
-        self._restore(self.fitted_, y)
+        self._restore(self.fitted_, target_values(clients, y))
         for said in self.fitted_.warnings:
             if any(words in said for words in self.doubts):
                 warnings.warn(said, ConvergenceWarning, stacklevel=2)
         return self
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """How it was made and, once it is fitted, what it was fitted to and how it does."""
+        made: str = super().__repr__(N_CHAR_MAX)
+        return f"{made}\n{fitted_text(self)}" if hasattr(self, "scores_") else made
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        if hasattr(self, "scores_"):
+            return fitted_html(self, super().__repr__())
+        drawn: str = super()._repr_html_()
+        return drawn
 
     @abstractmethod
     def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
@@ -88,6 +110,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _restore(self, found: Fitted, y: Any = None) -> None:
         """Become what was fitted, now or in a finished run; y are the targets in arrays that were given."""
         self.schema_, self.scaling_, self.client_names_ = found.schema, found.models.scaling, found.models.names
+        names = [column.name for column in found.schema.columns]
+        self.n_features_in_ = len(names)
+        if names != [f"x{i}" for i in range(len(names))]:
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
         self.scores_ = {score.method: score for score in found.scores}
         if self.task == "auto":
             self.classes_ = classes_of(found.schema, y)

@@ -59,7 +59,7 @@ class Supervised(Estimator):
 
         A client that was not there in training is served by the population model; where rows have targets, it gets a model
         by these, and each row is predicted without its own target (by a model of the other half of the client's rows). Of a
-        `Clients`, the test rows (or else the training rows) are predicted, client after client in the order of their names.
+        `Clients`, the test rows (or else the training rows) are predicted, in the order of `clients.test.y`.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class Supervised(Estimator):
         """
         rows = self._rows(clients, None, groups)
         made = self.decided(self.served(self.prepared(rows)).outputs, threshold)
-        return in_given_order(made, rows, clients, groups)
+        return in_given_order(made, rows, clients)
 
     def predict_proba(self, clients: Any, groups: Any = None) -> np.ndarray:
         """Probability of every class for every row, in the order of `classes_` and of the rows given.  [N, O]
@@ -78,7 +78,7 @@ class Supervised(Estimator):
         self._needs("cross_entropy", "probabilities are of classes", "call predict")
         rows = self._rows(clients, None, groups)
         made = self.served(self.prepared(rows)).outputs.double().softmax(-1).numpy()
-        return in_given_order(made, rows, clients, groups)
+        return in_given_order(made, rows, clients)
 
     def predict_interval(
         self, clients: Any, groups: Any = None, *, coverage: float = COVERAGE, how: How | None = None
@@ -98,7 +98,7 @@ class Supervised(Estimator):
         self._needs("squared", "intervals are of numbers", "call predict_proba")
         rows = self._rows(clients, None, groups)
         prepared = self.prepared(rows)
-        return in_given_order(self.interval(prepared, self.served(prepared), coverage, how), rows, clients, groups)
+        return in_given_order(self.interval(prepared, self.served(prepared), coverage, how), rows, clients)
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
         """Accuracy, or R^2, over all rows, each client by its own model.

@@ -52,9 +52,10 @@ def _load(context: Context, load_data: LoadData | None, allowed: Data, schema: S
     chosen = _options(context, allowed)
     data = chosen.data
     if schema is not None:
-        return read_with(schema, found, min_rows=data.min_rows)
+        return read_with(schema, found, min_rows=data.min_rows, split=data.split, **data.written)
     said: dict[str, Any] = {"client": data.client, "target": data.target, "features": data.features}
     said |= {"exclude": data.exclude, "categorical": data.categorical, "missing": data.missing}
+    said |= {"split": data.split, **data.written}
     clients = read(found, **said, task=chosen.task, min_rows=data.min_rows, test_size=0.0)
     if chosen.task == "classification" and not allowed.classes and _guessed(found, said) != "classification":
         raise RunError(

@@ -191,6 +191,7 @@ def compare(
     seed: int = 0,
     test_size: float = 0.2,
     new_clients: float | None = None,
+    split: str = "random",
     command: str = "coterie.flower.compare",
     watch: Watch | None = None,
     told: Callable[[str], None] = lambda asked: None,
@@ -209,6 +210,8 @@ def compare(
         As for `coterie.compare`.
     test_size, new_clients
         Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
+    split : str
+        What the run's `options` tell nodes of the order in which rows are held out; it is written down here.
     command : str
         What the folder says was asked for.
     watch, told
@@ -222,7 +225,9 @@ def compare(
     chosen = options(
         {
             "seed": seed, "model": {"hidden": list(hidden)},
-            "data": {"test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients},
+            "data": {
+                "test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients, "split": split,
+            },
         }
     )  # fmt: skip
     asked: dict[str, Any] = {"nodes": nodes, "timeout": timeout, "told": told}
