@@ -20,7 +20,7 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Problem, curves, noise_level
 from coterie.algorithms.random_effects import OWN, fresh_model
-from coterie.algorithms.robust import COUNT, GAINS, LOSSES, ONCE, SQUARES
+from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.local import worst_if_nan
 from coterie.protocol import (
     Algorithm,
@@ -219,7 +219,7 @@ def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algor
     n_clusters = found.theta.shape[2]
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
     kept: dict[str, Any] = {"fresh": {**problem.fresh, **fresh_model(problem)}, "scratch": problem.scratch(n_clusters)}
-    got = yield Ask(loss_gap, shared, {"gap": Stack()}, limits={"gap": GAINS}, **kept)
+    got = yield Ask(loss_gap, shared, {"gap": Stack(), "n": Sum()}, limits={"n": COUNT}, **kept)
     if got is None or got.n == 0:
         return None
     picks = _drawn(got["gap"], _DRAWN * starts, keys.generator(seed, n_clusters, "growth"))  # [F, L] places in got.ids
@@ -311,7 +311,7 @@ def _objective(problem: Problem, loss: Tensor, n: Tensor, common: Tensor) -> Ten
     return 0.5 * (NOISE_ROWS + n) * (prior + 2 * loss).log() - 0.5 * NOISE_ROWS * prior.log()
 
 
-@answers(gap=Stack())
+@answers(gap=Stack(), n=Sum())
 @from_sums
 @one_run_at_a_time
 def loss_gap(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -321,7 +321,7 @@ def loss_gap(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
     best = _losses(at, shared["theta"]).amin(2)  # [F, 1, C]
     own = at.loss(private[OWN].transpose(0, 1)[:, None])
     values = [_objective(problem, loss, at.n, common) for loss in (best, own)]
-    return {"gap": (values[0] - values[1])[:, 0].T}, kept
+    return {"gap": (values[0] - values[1])[:, 0].T, "n": at.n[:, 0].T}, kept
 
 
 @answers(gain=Sum())

@@ -15,14 +15,13 @@ from torch import Tensor
 from coterie.protocol import Ask, ByCluster, Fold, Limit, WeightedMean
 from coterie.robust_folds import MEDIAN, Trimmed, TrimmedByCluster
 
-__all__ = ["COUNT", "GAINS", "LOSSES", "ONCE", "SPREAD", "SQUARES", "Robust", "robustly"]
+__all__ = ["COUNT", "LOSSES", "ONCE", "SPREAD", "SQUARES", "Robust", "robustly"]
 
 Robust = Literal["none", "clip", "trimmed", "median", "near"]
 
 COUNT = Limit(out=3.0, floor=4.0, per_row=True, kind="positive")  # what counts a client's rows, in several fits
 ONCE = Limit(out=2.0, floor=4.0, kind="positive")  # what counts clients
 LOSSES = Limit(kind="positive")
-GAINS = Limit(out=10.0, floor=4.0, per_row=True)  # nats: what a row's likelihood can gain by a better model
 SPREAD = Limit(out=1000.0, per_row=True)  # moments of a row
 SQUARES = Limit(kind="definite")  # sums of products
 
