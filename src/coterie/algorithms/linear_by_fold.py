@@ -5,8 +5,9 @@ Every row has the number of a fold (`Block.fold`). There is one fit for every fo
 one on all of them: that one is judged by test rows, whose number is `n_folds` and which nobody trains on. So the F =
 n_folds + 1 fits share every pass over the rows, and no fit sees what it is judged by.
 
-Models are linear: regression, log odds (two classes) or one output for every class. For regression, sums of products by fold
-are all that is needed of the rows; clients form them when they are first asked, and keep them as private state.
+Models are linear: regression, log odds (two classes), one output for every class, or the linear predictor of another
+outcome (`models/outcomes.py`), whose extra parameters follow the weights and the intercept. For regression, sums of products
+by fold are all that is needed of the rows; clients form them when they are first asked, and keep them as private state.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from coterie.protocol import Block, Tensors
+from coterie.algorithms.robust import LOSSES
+from coterie.models.outcomes import Outcome, outcome_of
+from coterie.protocol import Block, Limit, Tensors
 
-__all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "noise_level"]
+__all__ = ["NOISE_ROWS", "Curves", "Likelihood", "Problem", "curves", "noise_level"]
 
 NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
+_LEAST_BEND = 0.1  # of its squared slope: what the curvature of an extra parameter is at least, for every client
 
 
 @dataclass(frozen=True)
@@ -36,34 +40,59 @@ class Problem:
         V. Rows with this number are never trained on.
     held : tuple of int
         Numbers of the rows that are held out of the F fits.
+    outcome : str
+        What the target is, where it is neither a plain number nor one of several classes; else "".
     """
 
     n_features: int
     n_classes: int
     n_folds: int
     held: tuple[int, ...]
+    outcome: str = ""
 
     @property
     def n_outputs(self) -> int:
-        """One for regression and for two classes."""
-        return self.n_classes if self.n_classes > 2 else 1
+        """One for regression, for two classes and for other outcomes."""
+        return self.n_classes if self.n_classes > 2 and not self.outcome else 1
+
+    @property
+    def n_extra(self) -> int:
+        """Q: parameters beside weights and intercepts, which clients have in common."""
+        return outcome_of(self.outcome).n_extra(self.n_classes) if self.outcome else 0
 
     @property
     def n_parameters(self) -> int:
-        """P: weights and intercept of every output."""
-        return self.n_outputs * (self.n_features + 1)
+        """P: weights and intercept of every output, and extra ones."""
+        return self.n_outputs * (self.n_features + 1) + self.n_extra
 
     @property
     def is_regression(self) -> bool:
         """Whether there is noise to estimate."""
-        return self.n_classes == 0
+        return self.n_classes == 0 and not self.outcome
+
+    @property
+    def is_number(self) -> bool:
+        """Whether predictions are numbers, with squared errors."""
+        return self.is_regression or (bool(self.outcome) and outcome_of(self.outcome).metric == "rmse")
 
     @property
     def slopes(self) -> Tensor:
-        """[P] 1 for weights and 0 for intercepts, which nobody penalises."""
+        """[P] 1 for weights and 0 for intercepts and extra parameters, which nobody penalises."""
         one = torch.ones(self.n_features + 1, dtype=torch.float64)
         one[-1] = 0.0
-        return one.repeat(self.n_outputs)
+        return torch.cat([one.repeat(self.n_outputs), one.new_zeros(self.n_extra)])
+
+    @property
+    def own(self) -> Tensor:
+        """[P] 1 for what clients may have of their own: all but extra parameters."""
+        one = torch.ones(self.n_parameters, dtype=torch.float64)
+        one[self.n_parameters - self.n_extra :] = 0.0
+        return one
+
+    @property
+    def losses(self) -> Limit:
+        """What a client's loss may be: densities may be above 1, so that minus their logarithms are below 0."""
+        return Limit() if self.outcome else LOSSES
 
     @property
     def fresh(self) -> Tensors:
@@ -82,7 +111,11 @@ class Problem:
     @property
     def scratch(self) -> int:
         """Numbers that a pass over the rows holds for each row and fit."""
-        return 2 if self.is_regression else len(self.held) * (3 * max(self.n_classes, 2) + self.n_outputs**2)
+        if self.is_regression:
+            return 2
+        if self.outcome:
+            return len(self.held) * (8 + (1 + self.n_extra) ** 2)
+        return len(self.held) * (3 * max(self.n_classes, 2) + self.n_outputs**2)
 
 
 class Curves(Protocol):
@@ -103,6 +136,8 @@ class Curves(Protocol):
 
 def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Tensors]:
     """Look at a block of clients, and say what they keep of their rows."""
+    if problem.outcome:
+        return Likelihood(problem, data), {}
     if not problem.is_regression:
         return _LogOdds(problem, data), {}
     products = private["products"]  # [C, V + 1, Q, Q]
@@ -206,6 +241,80 @@ class _LogOdds:
     def _sum(self, log_p: Tensor, mask: Tensor) -> Tensor:
         index = self.y.expand(log_p.shape[:-1])[..., None]
         return torch.einsum("fjcn,fcn->fjc", log_p.gather(-1, index)[..., 0], mask)
+
+
+class Likelihood:
+    """Other outcomes: every pass looks at the rows. Weights and intercept make eta; extra parameters are as they are."""
+
+    def __init__(self, problem: Problem, data: Block) -> None:
+        self.problem, self.data = problem, data
+        self.outcome: Outcome = outcome_of(problem.outcome)
+        self.x = torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
+        self.y = data.target
+        self.train, self.held = problem.masks(data)
+        self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
+
+    def loss(self, theta: Tensor) -> Tensor:
+        return self._sum(self.outcome.loss(self._outputs(theta), self.y), self.train)
+
+    def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = self._outputs(theta)  # [F, J, C, N, 1 + Q]
+        mask = self.train[:, None, ..., None]
+        first = self.outcome.first(outputs, self.y) * mask
+        second = self.outcome.second(outputs, self.y) * mask[..., None]
+        by_features = torch.einsum("fjcno,cnd->fjcod", first[..., :1], self.x).flatten(-2)
+        gradient = torch.cat([by_features, first[..., 1:].sum(3)], -1)
+        return self._sum(self.outcome.loss(outputs, self.y), self.train), gradient, self._hessian(first, second)
+
+    def _hessian(self, first: Tensor, second: Tensor) -> Tensor:
+        """Of weights and intercept, mixed, and of extra parameters.  [F, J, C, N, 1 + Q, 1 + Q] -> [F, J, C, P, P]"""
+        size = self.x.shape[-1]
+        d, e = torch.triu_indices(size, size)
+        pairs = self.data.once("pairs of features", lambda: self.x[..., d] * self.x[..., e])
+        packed = torch.einsum("fjcn,cnp->fjcp", second[..., 0, 0], pairs)
+        made = packed.new_zeros(*packed.shape[:-1], self.problem.n_parameters, self.problem.n_parameters)
+        made[..., d, e] = packed
+        made[..., e, d] = packed
+        if self.problem.n_extra:
+            mixed = torch.einsum("fjcnq,cnd->fjcdq", second[..., 0, 1:], self.x)
+            made[..., :size, size:] = mixed
+            made[..., size:, :size] = mixed.transpose(-2, -1)
+            extra = second[..., 1:, 1:].sum(3)
+            if self.problem.n_extra == 1:  # a dispersion's may be negative, far from where it belongs
+                extra = torch.maximum(extra, _LEAST_BEND * first[..., 1:, None].square().sum(3))
+            made[..., size:, size:] = extra
+        return made
+
+    def spread_slope(self, theta: Tensor, covariance: Tensor) -> Tensor:
+        """How the loss changes with extra parameters since weights are known up to a covariance only.
+
+        [F, J, C, P], [F, J, C, P, P] -> [F, J, C, Q]
+        """
+        size = self.x.shape[-1]
+        unsure = torch.einsum("cnd,fjcde,cne->fjcn", self.x, covariance[..., :size, :size], self.x)
+        stiffer = self.outcome.stiffening(self._outputs(theta), self.y)
+        return 0.5 * torch.einsum("fjcnq,fjcn,fcn->fjcq", stiffer, unsure, self.train)
+
+    def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self._outputs(theta)
+        values = self.outcome.loss(outputs, self.y), self.outcome.hit(outputs, self.y)
+        return self._sum(values[0], self.held), self._sum(values[1], self.held)
+
+    def least(self, theta: Tensor) -> Tensor:
+        """The loss of held-out rows that are predicted exactly.  [F, J, C, P] -> [F, J, C]"""
+        return self._sum(self.outcome.least(self._outputs(theta), self.y), self.held)
+
+    def _outputs(self, theta: Tensor) -> Tensor:
+        """[F, J, C | 1, P] -> [F, J, C, N, 1 + Q]"""
+        size = self.x.shape[-1]
+        theta = theta.expand(-1, -1, len(self.x), -1)
+        eta = torch.einsum("cnd,fjcd->fjcn", self.x, theta[..., :size])[..., None]
+        if not self.problem.n_extra:
+            return eta
+        return torch.cat([eta, theta[..., None, size:].expand(*eta.shape[:-1], -1)], -1)
+
+    def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
+        return torch.einsum("fjcn,fcn->fjc", values, mask)
 
 
 def _products(problem: Problem, data: Block) -> Tensor:

@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
+from coterie.algorithms.linear_by_fold import Curves, Likelihood, Problem, curves, noise_level
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.models import Dense
+from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import (
     Algorithm,
     Ask,
@@ -45,7 +46,9 @@ OWN = "own model"  # under this name clients keep a model of their own
 _NOISE_STEPS = 3  # of a client's own noise, which depends on its model, which depends on the noise
 _FAR = 0.5  # log odds of a standard deviation by which the mean of classifiers moves in a round, at most
 _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
+_OUTCOME_CENTRE_EVERY = 2  # of other outcomes, whose extra parameters move with it
 _HALVINGS = 4
+_OUTCOME_HALVINGS = 12  # exponentials overshoot far
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
 _FLAT = 100.0  # variance of what is free, in a local model: intercepts
 
@@ -80,14 +83,21 @@ class State(Prior):
     round: int = 0
 
 
-def ridge_prior(problem: Problem, penalties: tuple[float, ...], n_fits: int, noise: Tensor) -> Prior:
-    """Local models: weights around zero with variance 1 / penalty, intercepts free.  noise [F]"""
+def ridge_prior(
+    problem: Problem, penalties: tuple[float, ...], n_fits: int, noise: Tensor, common: Tensor | None = None
+) -> Prior:
+    """Local models: weights around zero with variance 1 / penalty, intercepts free.  noise [F]
+
+    Of outcomes that are neither numbers nor classes, intercepts are free around that of a common model [F, P], and extra
+    parameters are as there.
+    """
     slopes = problem.slopes
-    variance = torch.stack([slopes / l2 + (1 - slopes) * _FLAT for l2 in penalties])  # [J, P]
+    variance = torch.stack([slopes / l2 + (1 - slopes) * _FLAT for l2 in penalties]) * problem.own  # [J, P]
     root = torch.diag_embed(variance.sqrt()).expand(n_fits, -1, -1, -1)
-    return Prior(
-        torch.zeros(n_fits, *variance.shape, dtype=torch.float64), root, noise[:, None].expand(-1, len(penalties))
-    )
+    mean = torch.zeros(n_fits, *variance.shape, dtype=torch.float64)
+    if problem.outcome and common is not None:
+        mean = mean + (common * (1 - slopes))[:, None]
+    return Prior(mean, root, noise[:, None].expand(-1, len(penalties)))
 
 
 def low_rank(prior: Prior, hessian: Tensor, ranks: tuple[int, ...]) -> Prior:
@@ -130,13 +140,14 @@ def random_effects(
     tag : str
         Under which clients keep their v_i, so as not to begin anew every round.
     learn : bool
-        Whether m and B are learnt; else only the common noise.
+        Whether m and B are learnt; else only the common noise, and extra parameters of outcomes.
     """
     if state is None:
         state = State(start.mean, start.root, start.noise)
         yield Save(state)
     while state.round < rounds:
-        centre = learn and state.round % _CENTRE_EVERY == 0
+        every = _OUTCOME_CENTRE_EVERY if problem.outcome else _CENTRE_EVERY
+        centre = state.round % every == 0 if learn else problem.n_extra > 0
         fold: dict[str, Fold] = {"count": Sum(), "precision": Sum()}
         if learn:
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
@@ -166,7 +177,7 @@ def _maximised(prior: State, got: Replies, problem: Problem, kinds: tuple[Kind, 
     if problem.is_regression:
         prior = replace(prior, noise=count / got["precision"])
     if not kinds:
-        return prior
+        return _with_extra(prior, got, problem)
     stretch = _solved(got["stiffness"], got["stretch"]).clamp(-_LEAST_STRETCH, _MOST_STRETCH)
     wide, spread = prior.root * (1 + stretch)[:, :, None], got["second"] / count[..., None, None]
     root = [_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
@@ -175,6 +186,17 @@ def _maximised(prior: State, got: Replies, problem: Problem, kinds: tuple[Kind, 
         step = _solved(got["information"], got["slope"])
         mean = mean - (step if problem.is_regression else step.clamp(-_FAR, _FAR))  # modes are only nearly so
     return replace(prior, mean=mean, root=torch.stack(root, 1))
+
+
+def _with_extra(prior: State, got: Replies, problem: Problem) -> State:
+    """Move extra parameters alone."""
+    if not problem.n_extra:
+        return prior
+    at = slice(problem.n_parameters - problem.n_extra, None)
+    step = _solved(got["information"][..., at, at], got["slope"][..., at]).clamp(-_FAR, _FAR)
+    mean = prior.mean.clone()
+    mean[..., at] -= step
+    return replace(prior, mean=mean)
 
 
 def _solved(a: Tensor, b: Tensor) -> Tensor:
@@ -226,8 +248,12 @@ def adapt_effects_ask(prior: Prior, problem: Problem, model: Dense) -> Ask:
 def as_dense(model: Dense, theta: Tensor) -> Tensor:
     """Weights and intercept, output by output, in the order of `Dense`; of two classes the first has log odds 0.
 
-    theta [..., O (D + 1)] -> [..., P]
+    Extra parameters of an outcome are outputs that no feature changes.  theta [..., O (D + 1) + Q] -> [..., P]
     """
+    if model.loss in OUTCOMES:
+        size, extra = model.sizes[0], theta.shape[-1] - model.sizes[0] - 1
+        nothing = theta.new_zeros(*theta.shape[:-1], extra * size)
+        return torch.cat([theta[..., :size], nothing, theta[..., size:]], -1)
     outputs = theta.reshape(*theta.shape[:-1], -1, model.sizes[0] + 1)
     if outputs.shape[-2] < model.n_outputs:
         outputs = torch.cat([torch.zeros_like(outputs), outputs], -2)
@@ -252,7 +278,7 @@ def _ask(
     fresh = {**problem.fresh, f"{tag} effects": nothing, f"{tag} noise": nothing[..., 0].clone()}
     if keep is not None:
         fresh |= fresh_model(problem)
-    limits = {name: limit for name, limit in _LIMITS.items() if name in fold}
+    limits = {name: limit for name, limit in (_LIMITS | {"loss": problem.losses}).items() if name in fold}
     return Ask(step, shared, fold, fresh=fresh, scratch=problem.scratch * shape[1], work=float(steps), limits=limits)
 
 
@@ -290,6 +316,10 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
     known = scaled - seen @ found.covariance @ seen.transpose(-2, -1)
     slope = gradient / found.noise[..., None]
+    if isinstance(at, Likelihood) and shared["problem"].n_extra:
+        unsure = torch.einsum("fjpr,fjcrs,fjqs->fjcpq", root, found.covariance, root)
+        wider = at.spread_slope(_models(shared, found.v), unsure)
+        slope = torch.cat([slope[..., : -wider.shape[-1]], slope[..., -wider.shape[-1] :] + wider], -1)
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
@@ -372,7 +402,7 @@ def _projected(root: Tensor, hessian: Tensor) -> Tensor:
 def _halved(shared: dict[str, Any], at: Curves, v: Tensor, step: Tensor, before: Tensor) -> Tensor:
     """Take the step, or as much of it as does not make things worse."""
     length = torch.ones_like(before)
-    for _ in range(_HALVINGS):
+    for _ in range(_OUTCOME_HALVINGS if shared["problem"].outcome else _HALVINGS):
         new = v - length[..., None] * step
         worse = at.loss(_models(shared, new)) + 0.5 * new.square().sum(-1) > before + 1e-9 * before.abs()
         if not bool(worse.any()):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coterie.errors import ConfigError
+from coterie.outcome_names import NAMES
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions
@@ -23,6 +24,7 @@ __all__ = [
     "MinRows",
     "Missing",
     "NewClients",
+    "OutcomeWord",
     "Seed",
     "Target",
     "TaskName",
@@ -51,6 +53,9 @@ Hidden = Annotated[str | None, typer.Option(help="Hidden layers of a network, li
 Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 Missing = Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")]
 TaskName = Annotated[str | None, typer.Option(help="auto, regression or classification.")]
+OutcomeWord = Annotated[
+    str | None, typer.Option("--outcome", help=f"What the target is, if no plain number or class: {', '.join(NAMES)}.")
+]
 Exclude = Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")]
 Categorical = Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories; may be repeated.")]
 MinRows = Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")]
@@ -112,6 +117,6 @@ def read_clients(chosen: "FitOptions") -> "Clients":
         raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
     return read(
         d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
-        missing=d.missing, task=chosen.task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
-        seed=chosen.seed,
+        missing=d.missing, task=chosen.task, outcome=d.outcome, min_rows=d.min_rows, test_size=d.test_size,
+        new_clients=d.new_clients, seed=chosen.seed,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from coterie.cli.arguments import (
     MinRows,
     Missing,
     NewClients,
+    OutcomeWord,
     Target,
     TaskName,
     TestSize,
@@ -51,6 +52,7 @@ def compare_command(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     missing: Missing = None,
     task: TaskName = None,
+    outcome: OutcomeWord = None,
     exclude: Exclude = None,
     categorical: Categorical = None,
     min_rows: MinRows = None,
@@ -65,8 +67,8 @@ def compare_command(
     from coterie.selection.run import NEW_CLIENTS
 
     said = data_tree(
-        data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
-        test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
+        data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome,
+        min_rows=min_rows, test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{stem_of(data)}-compare")

@@ -18,6 +18,7 @@ from coterie.cli.arguments import (
     MinRows,
     Missing,
     NewClients,
+    OutcomeWord,
     Seed,
     Target,
     TaskName,
@@ -92,6 +93,7 @@ def fit_options(
     seed: Seed = None,
     missing: Missing = None,
     task: TaskName = None,
+    outcome: OutcomeWord = None,
     exclude: Exclude = None,
     categorical: Categorical = None,
     min_rows: MinRows = None,
@@ -107,8 +109,8 @@ def fit_options(
     tree: dict[str, Any] = {
         "method": method, "seed": seed, "baselines": baselines,
         "data": data_tree(
-            data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
-            test_size=test_size, new_clients=new_clients,
+            data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome,
+            min_rows=min_rows, test_size=test_size, new_clients=new_clients,
         ),
         "model": {"hidden": layer_sizes(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
         "training": {}, "mixture": {"n_components": n_components}, "prior": {"rank": rank},

@@ -7,13 +7,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coterie.data.clients import Clients, check_options, held_out
+from coterie.data.clients import Clients, check_options, check_outcome, held_out
 from coterie.data.ragged import Ragged
+from coterie.data.roles import read_as
 from coterie.data.scan import AUTO_CLASSES
 from coterie.data.schema import Column, Missing, Schema, Task
 from coterie.data.values import in_order, name_of
 from coterie.errors import DataError
 from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_NAME
+from coterie.outcome_names import OutcomeName
 
 __all__ = ["from_arrays"]
 
@@ -27,6 +29,7 @@ def from_arrays(
     *,
     feature_names: Sequence[str] | None = None,
     task: Task | Literal["auto"] = "auto",
+    outcome: OutcomeName | None = None,
     test_size: float = 0.2,
     new_clients: float = 0.0,
     seed: int = 0,
@@ -44,7 +47,7 @@ def from_arrays(
         [N] the client of every row; without it, all rows are one client's.
     feature_names : sequence of str, optional
         [D] names of the features; ``x0``, ``x1``, ... by default.
-    task, test_size, new_clients, seed, missing
+    task, outcome, test_size, new_clients, seed, missing
         As for `read`.
 
     Raises
@@ -53,6 +56,8 @@ def from_arrays(
         If the arrays do not fit together, or hold what cannot be used.
     """
     check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
+    check_outcome(outcome)
+    task = read_as(task, outcome)
     x = _features(X)
     target = None if y is None or task == "none" else _column(y, "y", len(x))
     if target is None and task not in ("auto", "none"):
@@ -70,6 +75,7 @@ def from_arrays(
         task=task,
         classes=classes,
         missing=missing,
+        outcome=outcome,
     )
     rows = Ragged.from_groups(torch.from_numpy(x), None if labels is None else torch.from_numpy(labels), owner)
     dropped = int((~keep).sum())

@@ -2,16 +2,18 @@
 """A data set by client, with what is held out of it: what `read` returns and estimators take."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Missing, Schema, Task
+from coterie.data.targets import check_target
 from coterie.errors import ConfigError, DataError
+from coterie.outcome_names import NAMES, OutcomeName
 
-__all__ = ["Clients", "check_options", "held_out", "left_out"]
+__all__ = ["Clients", "check_options", "check_outcome", "held_out", "left_out"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +60,15 @@ class Clients:
         """Say what was not used."""
         return left_out(self.dropped_rows, self.dropped_clients)
 
+    def with_outcome(self, outcome: OutcomeName) -> "Clients":
+        """The same clients, with a target that is something else; refused where it cannot be that."""
+        check_outcome(outcome)
+        schema = self.schema.model_copy(update={"outcome": outcome})
+        for rows in (self.train, self.test, self.newcomers):
+            if rows is not None:
+                check_target(rows, schema)
+        return replace(self, schema=schema)
+
     def fingerprint(self) -> str:
         """What tells one data set from another: its columns, its clients, and every value."""
         seen = hashlib.blake2b(self.schema.model_dump_json().encode(), digest_size=16)
@@ -76,7 +87,7 @@ class Clients:
             parts.append(f"{self.newcomers.n_clients} new clients")
         parts.append(f"{self.schema.n_features} features")
         if self.schema.task != "none":
-            parts.append(f"{self.schema.task} of '{self.schema.target}'")
+            parts.append(f"{self.schema.outcome or self.schema.task} of '{self.schema.target}'")
         return f"Clients({', '.join(parts)})"
 
 
@@ -84,6 +95,12 @@ def left_out(rows: int, clients: int) -> list[str]:
     """Say how many rows, and how many clients, were not used."""
     said = [f"{rows} rows with missing values are left out"] if rows else []
     return said + ([f"{clients} clients with too few rows are left out"] if clients else [])
+
+
+def check_outcome(outcome: str | None) -> None:
+    """Refuse an outcome that there is not."""
+    if outcome is not None and outcome not in NAMES:
+        raise ConfigError(f"outcome is '{outcome}'", f"choose from {', '.join(NAMES)}")
 
 
 def check_options(*, missing: str, task: str, test_size: float = 0.0, new_clients: float = 0.0) -> None:
@@ -100,6 +117,7 @@ def held_out(
     rows: Ragged, schema: Schema, *, test_size: float, new_clients: float, seed: int, **left_out: Any
 ) -> Clients:
     """Hold out clients first, then rows of the others."""
+    check_target(rows, schema)
     test = newcomers = None
     if new_clients:
         rows, newcomers = rows.split_clients(new_clients, seed=seed)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from coterie.data.arrays import from_arrays
-from coterie.data.clients import Clients, check_options, held_out
+from coterie.data.clients import Clients, check_options, check_outcome, held_out
 from coterie.data.faults import faults
 from coterie.data.gather import gather, laid_out, scanned
 from coterie.data.roles import assign_roles, roles_of
@@ -21,7 +21,10 @@ from coterie.data.scan import described
 from coterie.data.schema import Missing, Schema, Task
 from coterie.data.sites import read_sites, site_files
 from coterie.data.sources import Source, open_source
+from coterie.data.stand_ins import needs_rows
+from coterie.data.targets import check_target
 from coterie.errors import ConfigError, DataError
+from coterie.outcome_names import OutcomeName
 
 __all__ = ["Clients", "from_arrays", "read", "read_with"]
 
@@ -38,6 +41,7 @@ def read(
     categorical: Collection[str] = (),
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
+    outcome: OutcomeName | None = None,
     min_rows: int = 1,
     test_size: float = 0.2,
     new_clients: float = 0.0,
@@ -68,6 +72,9 @@ def read(
     task : {"auto", "regression", "classification", "none"}
         What the target is. By default text, truth values and whole numbers with at most 10 different values are
         classes.
+    outcome : {"poisson", "negative-binomial", "gamma", "log-normal", "ordinal"}, optional
+        What the target is, if it is neither a plain number nor one of several classes without an order: counts,
+        positive and skewed numbers, or classes in an order.
     min_rows : int
         Leave out clients with fewer rows.
     test_size, new_clients : float
@@ -91,8 +98,11 @@ def read(
     >>> clients = read("patients.parquet", client="hospital", target="outcome")  # doctest: +SKIP
     """
     check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
+    check_outcome(outcome)
     _check_rows(min_rows, dtype)
     if files := site_files(path):
+        if outcome is not None:
+            raise needs_rows(f"outcome {outcome}")
         return read_sites(
             files, client=client, target=target, features=features, exclude=exclude, categorical=categorical,
             missing=missing, task=task, min_rows=min_rows, test_size=test_size, new_clients=new_clients, seed=seed,
@@ -107,6 +117,7 @@ def read(
         categorical=categorical,
         missing=missing,
         task=task,
+        outcome=outcome,
     )
     scan = scanned(source, roles)
     if fault := next(faults(scan, largest=torch.finfo(dtype).max), None):
@@ -159,6 +170,7 @@ def read_with(
         raise _located(fault, source)
     layout, too_small = laid_out(scan, min_rows)
     rows, unknown = gather(source, roles, schema, layout, dtype=dtype, memory=memory, spill=spill)
+    check_target(rows, schema)
     return Clients(schema, rows, dropped_rows=scan.dropped_rows, dropped_clients=too_small, unknown_levels=unknown)
 
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 from coterie.data.schema import Missing, Schema, Task
 from coterie.data.sources import Source, listed, similar
 from coterie.data.values import is_missing
-from coterie.errors import DataError
+from coterie.errors import ConfigError, DataError
+from coterie.outcome_names import OutcomeName, task_of
 
-__all__ = ["Roles", "assign_roles", "roles_of"]
+__all__ = ["Roles", "assign_roles", "read_as", "roles_of"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Roles:
     categorical: frozenset[str] = frozenset()
     missing: Missing = "error"
     task: Task | Literal["auto"] = "auto"
+    outcome: OutcomeName | None = None
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -50,8 +52,10 @@ def assign_roles(
     categorical: Collection[str] = (),
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
+    outcome: OutcomeName | None = None,
 ) -> Roles:
     """Give every column its role, or say why that cannot be."""
+    task = read_as(task, outcome)
     client, columns = source.client, source.columns
     features = None if features is None else _names(features)
     exclude, categorical = _names(exclude), _names(categorical)
@@ -68,7 +72,7 @@ def assign_roles(
             f"column {columns.index('') + 1} of '{source.path}' has no name",
             "it may be a row number: leave it out with --exclude '', or name it",
         )
-    return Roles(client, None if task == "none" else target, chosen, frozenset(categorical), missing, task)
+    return Roles(client, None if task == "none" else target, chosen, frozenset(categorical), missing, task, outcome)
 
 
 def roles_of(schema: Schema, source: Source) -> Roles:
@@ -86,7 +90,17 @@ def roles_of(schema: Schema, source: Source) -> Roles:
         categorical=frozenset(column.name for column in schema.columns if column.kind == "categorical"),
         missing=schema.missing,
         task=schema.task,
+        outcome=schema.outcome,
     )
+
+
+def read_as(task: Task | Literal["auto"], outcome: OutcomeName | None) -> Task | Literal["auto"]:
+    """What the target is read as, given its outcome; both may be said, if they agree."""
+    if outcome is None:
+        return task
+    if task not in ("auto", task_of(outcome)):
+        raise ConfigError(f"task is {task}, and outcome {outcome} is {task_of(outcome)}", "leave one of them out")
+    return task_of(outcome)
 
 
 def _names(given: Collection[str]) -> list[str]:

@@ -209,4 +209,5 @@ def described(scan: Scan) -> Schema:
         task=task,
         classes=classes,
         missing=roles.missing,
+        outcome=roles.outcome,
     )

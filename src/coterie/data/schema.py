@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coterie.data.values import MISSING, UNKNOWN, coded, in_order, name_of, numbers, plain
 from coterie.errors import DataError
 from coterie.limits import MOST_FEATURES, MOST_NAME
+from coterie.outcome_names import OutcomeName
 
 __all__ = ["Column", "Missing", "Schema", "Task", "disagreement", "joined"]
 
@@ -61,6 +62,8 @@ class Schema(BaseModel):
         Class names, sorted: by value when they all are numbers.
     missing : {"error", "mean", "drop"}
         What is done about missing values.
+    outcome : str or None
+        What the target is, where it is neither a plain number nor one of several classes.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,6 +74,7 @@ class Schema(BaseModel):
     task: Task = "none"
     classes: Annotated[tuple[_Name, ...], Field(max_length=MOST_FEATURES)] = ()
     missing: Missing = "error"
+    outcome: OutcomeName | None = None
 
     @property
     def n_features(self) -> int:
@@ -138,7 +142,7 @@ class Schema(BaseModel):
 def disagreement(one: tuple[str, Schema], other: tuple[str, Schema]) -> tuple[str, str] | None:
     """Say why rows of two owners (called so) do not go together, and the way out; levels and classes may differ."""
     (first, a), (second, b) = one, other
-    for what in ("target", "task", "missing"):
+    for what in ("target", "task", "outcome", "missing"):
         if getattr(a, what) != getattr(b, what):
             return (
                 f"{second} has {what} '{getattr(b, what)}' and {first} has '{getattr(a, what)}'",

@@ -22,9 +22,11 @@ from coterie.methods.fit import fit
 from coterie.methods.measuring import target_variance
 from coterie.methods.session import Watch
 from coterie.models import Model
+from coterie.models.outcomes import OUTCOMES, explained, metric_of
 from coterie.option_fields import abouts, options_in, parameters
+from coterie.outcome_names import OutcomeName
 
-__all__ = ["ESTIMATORS", "Estimator", "Supervised", "estimator", "estimator_of", "options_of"]
+__all__ = ["ESTIMATORS", "Estimator", "OfOutcomes", "Supervised", "estimator", "estimator_of", "options_of"]
 
 _Class = TypeVar("_Class", bound="Estimator")
 
@@ -66,8 +68,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             Told of every round.
         """
         start, clock = getattr(self, "start", None), getattr(self, "clock", None)
+        given = as_clients(clients, y, groups, self.task, getattr(self, "outcome", None))
         self.fitted_ = fit(
-            as_clients(clients, y, groups, self.task), options_of(self), module=getattr(self, "model", None),
+            given, options_of(self), module=getattr(self, "model", None),
             start=None if start is None else torch.as_tensor(start), clock=None if isinstance(clock, str) else clock,
             watch=watch,
         )  # fmt: skip
@@ -125,10 +128,15 @@ class Supervised(Estimator):
         return in_given_order(self.predict_stored(rows, self._own(self.prepared(rows))), rows, clients, groups)
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
-        """Accuracy, or R^2, over all rows, each client by its own model; one that is not known gets it by these rows."""
+        """Accuracy, or R^2, over all rows, each client by its own model; one that is not known gets it by these rows.
+
+        Of counts and of positive numbers it is the share of the deviance that is explained.
+        """
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
+        if self.model_.loss in OUTCOMES and metric_of(self.model_.loss) == "rmse":
+            return explained(self.model_.loss, self._outputs(rows, self._own(rows)), _targets(rows))
         measured = self._measured(rows, self._own(rows))
-        if self.model_.loss == "cross_entropy":
+        if metric_of(self.model_.loss) != "rmse":
             return measured.mean_metric
         return 1.0 - measured.mean_metric / max(target_variance(rows), 1e-300)
 
@@ -137,6 +145,9 @@ class Supervised(Estimator):
         out = self._outputs(self.prepared(rows), own)
         if self.model_.loss == "cross_entropy":
             return np.asarray(self.classes_[out.argmax(-1).numpy()])
+        if self.model_.loss in OUTCOMES:
+            made = OUTCOMES[self.model_.loss].mean(out).numpy()
+            return np.asarray(self.classes_[made]) if self.schema_.task == "classification" else np.asarray(made)
         return np.asarray(self.scaling_.back(out.squeeze(-1)).double())
 
     def prepared(self, rows: Ragged) -> Ragged:
@@ -158,11 +169,26 @@ class Supervised(Estimator):
         """How well clients are served."""
 
 
+@parameters
+class OfOutcomes:
+    """Of estimators whose target may be something else than a number or one of several classes."""
+
+    outcome: Annotated[
+        OutcomeName | None,
+        "what the target is, if no plain number or class: poisson, negative-binomial, gamma, log-normal or ordinal",
+    ] = None
+
+
+def _targets(rows: Ragged) -> Tensor:
+    """[N] in the order of storage."""
+    return torch.cat([block.target[block.real] for block in rows.blocks()])
+
+
 def options_of(made: Estimator) -> FitOptions:
     """Put the options together that an estimator's parameters stand for."""
     tree: dict[str, Any] = {
         "method": made.method, "seed": made.random_state, "baselines": made.baselines,
-        "data": {"standardise": made.standardise},
+        "data": {"standardise": made.standardise, "outcome": getattr(made, "outcome", None)},
     }  # fmt: skip
     for name, option in options_in(type(made)).items():
         value = getattr(made, name)
@@ -178,5 +204,6 @@ def estimator_of(chosen: FitOptions, model: Any = None) -> Estimator:
     kind = ESTIMATORS[chosen.method]
     given = {name: getattr(getattr(chosen, option.group), option.name) for name, option in options_in(kind).items()}
     given |= {"random_state": chosen.seed, "baselines": chosen.baselines, "standardise": chosen.data.standardise}
+    given |= {"outcome": chosen.data.outcome} if "outcome" in kind._get_param_names() else {}
     given |= {"model": model} if "model" in kind._get_param_names() else {}
     return kind(**{name: value for name, value in given.items() if value is not None})

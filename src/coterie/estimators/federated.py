@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
-from coterie.estimators.base import Supervised, estimator
+from coterie.estimators.base import OfOutcomes, Supervised, estimator
 from coterie.estimators.rows import labelled
 from coterie.evaluate import Measured, Placed
 from coterie.local import outputs
@@ -78,7 +78,7 @@ class Federated(Supervised):
 
 
 @estimator
-class FedAvg(Federated, FedAvgOptions):
+class FedAvg(Federated, OfOutcomes, FedAvgOptions):
     """One model for all clients; with `proximal` > 0 this is FedProx.
 
     Attributes
@@ -94,7 +94,7 @@ class FedAvg(Federated, FedAvgOptions):
 
 
 @estimator
-class IFCA(Federated, IFCAOptions):
+class IFCA(Federated, OfOutcomes, IFCAOptions):
     """Find groups of clients, and train a model for each (Ghosh et al., 2020).
 
     Attributes

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
-from coterie.estimators.base import Supervised, estimator
+from coterie.estimators.base import OfOutcomes, Supervised, estimator
 from coterie.estimators.rows import labelled
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
 from coterie.methods.personal.model import Adopted, Personal
 from coterie.models import Model
+from coterie.models.outcomes import metric_of
 from coterie.option_fields import Rounds, Stages, parameters
 from coterie.participation import Clock
 from coterie.registry import (
@@ -69,7 +70,7 @@ class Personalised(Supervised):
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
         measured = self._measured(rows, self._own(rows))
         right = measured.metric.double()
-        if self.model_.loss != "cross_entropy":
+        if metric_of(self.model_.loss) == "rmse":
             right = right.clamp(min=0).sqrt() * self.scaling_.y_scale
         scores = zip(rows.names.tolist(), right.tolist(), measured.rows.tolist(), strict=True)
         return {name: value for name, value, n in scores if n}
@@ -210,7 +211,7 @@ class Ditto(Trained, DittoOptions):
 
 
 @estimator
-class Local(Personalised, LocalOptions):
+class Local(Personalised, OfOutcomes, LocalOptions):
     """A linear model for every client alone, by ridge regression.
 
     Attributes
@@ -223,7 +224,7 @@ class Local(Personalised, LocalOptions):
 
 
 @estimator
-class RandomEffects(Personalised, ShrunkOptions):
+class RandomEffects(Personalised, OfOutcomes, ShrunkOptions):
     """Random effects: a linear model for every client, shrunk towards a common one.
 
     Attributes
@@ -236,7 +237,7 @@ class RandomEffects(Personalised, ShrunkOptions):
 
 
 @estimator
-class LowRank(Personalised, RepresentationOptions):
+class LowRank(Personalised, OfOutcomes, RepresentationOptions):
     """Low-rank random effects: linear models that differ from a common one in a few common directions.
 
     Attributes

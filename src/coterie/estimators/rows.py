@@ -16,19 +16,22 @@ from coterie.data.schema import Schema
 from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.data.values import name_of
 from coterie.errors import DataError
+from coterie.outcome_names import OutcomeName
 
 __all__ = ["as_clients", "as_rows", "check_shape", "classes_of", "in_given_order", "labelled"]
 
 
-def as_clients(data: Any, y: Any, groups: Any, task: Literal["auto", "regression"] = "auto") -> Clients:
+def as_clients(
+    data: Any, y: Any, groups: Any, task: Literal["auto", "regression"] = "auto", outcome: OutcomeName | None = None
+) -> Clients:
     """Take what `fit` is given."""
     if isinstance(data, Clients):
         if y is not None or groups is not None:
             raise DataError("clients have their own targets and names", "give y and groups with arrays only")
-        return data
+        return data if outcome in (None, data.schema.outcome) else data.with_outcome(outcome)
     if groups is None:
         raise DataError("fit needs to know the client of each row", "pass groups=, or read a file with coterie.read")
-    return from_arrays(data, y, groups, test_size=0.0, task="auto" if y is None else task)
+    return from_arrays(data, y, groups, test_size=0.0, task="auto" if y is None else task, outcome=outcome)
 
 
 def as_rows(data: Any, y: Any, groups: Any, schema: Schema, *, alone: bool) -> Ragged:

@@ -12,14 +12,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.random_effects import Prior, adapt_effects_ask, as_dense
 from coterie.config import PRIOR, FitOptions
 from coterie.data.clients import Clients
 from coterie.errors import ConfigError, DataError, RunError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_with_baselines
-from coterie.methods.linear.fitting import prior_phase
+from coterie.methods.linear.fitting import prior_phase, problem_of
 from coterie.methods.linear.structures import Setting
 from coterie.methods.measuring import Entry
 from coterie.methods.personal.model import Personal, PersonalWords
@@ -69,7 +68,7 @@ class FromPrior:
 
     def ask(self) -> Ask:
         """Ask clients to make models of their rows; they stay with the clients."""
-        return adapt_effects_ask(self.prior, _problem(self.model), self.model)
+        return adapt_effects_ask(self.prior, problem_of(self.model), self.model)
 
 
 class EffectWords(PersonalWords):
@@ -90,7 +89,7 @@ class EffectModels(Personal):
         """Read how a client that has no model gets one."""
         if not isinstance(model, Dense) or not model.is_linear or not model.intercept:
             raise RunError(f"{common.path} has a prior of a model that is not linear", "start the run again")
-        p = _problem(model).n_parameters
+        p = problem_of(model).n_parameters
         root = common.tensor("prior/root", 1, 1, p, None, dtype=torch.float64)
         mean, noise = (
             common.tensor(f"prior/{n}", 1, 1, *s, dtype=torch.float64) for n, s in (("mean", (p,)), ("noise", ()))
@@ -107,9 +106,7 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     """Fit linear models of clients' own, and measure them beside baselines."""
     options, made = session.options, prepare(session, clients, None)
     assert isinstance(made.model, Dense)
-    phase = prior_phase(
-        session, options.method, _setting(options), made.rows, made.scaling, _problem(made.model).n_classes
-    )
+    phase = prior_phase(session, options.method, _setting(options), made.rows, made.scaling, problem_of(made.model))
     done, beside = run_with_baselines(session, made, phase)
     found = _from_prior(made, options.method, *done.states[0])
     assert isinstance(found.fit, FromPrior)
@@ -118,12 +115,6 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     found = replace(found, own=found.parts_in(outcome.private))
     extra = {"spread": spread(made, options.method, per_client)}
     return Fitted(options, clients.schema, found, scores, per_client, extra=extra)
-
-
-def _problem(model: Dense) -> Problem:
-    """What the comparison calls a linear model; all rows are of fold 0, so that all of them are learnt from."""
-    n_classes = model.n_outputs if model.loss == "cross_entropy" else 0
-    return Problem(model.sizes[0], n_classes, 1, (1,))
 
 
 def _from_prior(made: Prepared, structure: str, setting: Setting, prior: Prior) -> EffectModels:

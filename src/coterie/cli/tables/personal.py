@@ -13,6 +13,7 @@ from coterie.cli.tables.files import left_out, read_features, read_filled, read_
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
 from coterie.estimators import Personalised
+from coterie.models.outcomes import metric_of
 
 __all__ = ["parts_fitted", "personal_predictions"]
 
@@ -40,7 +41,7 @@ def parts_fitted(model: Personalised, path: Path) -> tuple[pa.Table, list[str]]:
     rows = clients.train
     found = model.assign(rows)
     right = found.measured.metric.double()
-    classes = model.personal_.model.loss == "cross_entropy"
+    classes = metric_of(model.personal_.model.loss) != "rmse"
     columns: dict[str, Any] = {
         "client": rows.names.tolist(),
         "known": found.known.numpy(),

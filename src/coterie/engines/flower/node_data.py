@@ -55,7 +55,7 @@ def _load(context: Context, load_data: LoadData | None, allowed: Data, schema: S
         return read_with(schema, found, min_rows=data.min_rows)
     said: dict[str, Any] = {"client": data.client, "target": data.target, "features": data.features}
     said |= {"exclude": data.exclude, "categorical": data.categorical, "missing": data.missing}
-    clients = read(found, **said, task=chosen.task, min_rows=data.min_rows, test_size=0.0)
+    clients = read(found, **said, task=chosen.task, outcome=data.outcome, min_rows=data.min_rows, test_size=0.0)
     if chosen.task == "classification" and not allowed.classes and _guessed(found, said) != "classification":
         raise RunError(
             f"the run takes '{data.target}' as classes, whose names nodes tell, and here it is a number",

@@ -57,6 +57,9 @@ def chosen(task: Task, found: dict[str, Found], tolerance: float) -> Evidence:
     judged, nobody = task.judged & there, torch.zeros_like(task.judged)
     settings = {name: _setting(one, judged, tolerance) for name, one in found.items()}
     shared = torch.stack([_score(found[name], settings[name], judged) for name in _SHARED if name in found])
+    least = found["global"].judged.least
+    if least is not None:  # a row's likelihood depends on its size; its deviance does not
+        shared = shared + least[settings["global"]]
     score = outlying(shared, found["global"].judged.rows)
     odd = (score > OUTLIER) & judged
     if int((judged & ~odd).sum()) < 2:

@@ -34,9 +34,11 @@ from coterie.methods.linear.structures import (
 )
 from coterie.methods.linear.task import Task
 from coterie.methods.session import Phase, Session
+from coterie.models import Dense
+from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import Lockstep, together
 
-__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "run"]
+__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "problem_of", "run"]
 
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
 CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
@@ -44,7 +46,7 @@ _MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, a
 
 
 def prior_phase(
-    session: Session, structure: str, setting: Setting | None, rows: Ragged, scaling: Scaling, n_classes: int
+    session: Session, structure: str, setting: Setting | None, rows: Ragged, scaling: Scaling, about: Problem
 ) -> Phase:
     """What fits one structure to all rows: with a setting that is given, or with the one that `compare` would choose.
 
@@ -63,14 +65,21 @@ def prior_phase(
         Training rows, with the features that will be fitted: products of them, and as they were scaled.
     scaling : Scaling
         That they were made with.
-    n_classes : int
-        0 for regression.
+    about : Problem
+        What is fitted; how rows are dealt to folds follows from the setting.
     """
     folds = FOLDS if setting is None else 1
-    problem = Problem(rows.shape[0], n_classes, folds, tuple(range(folds)))
+    problem = replace(about, n_folds=folds, held=tuple(range(folds)))
     task = Task(session, problem, scaling, rows.to(torch.float64), None, None, session.options.seed)
     program = _with_chosen(task, structure) if setting is None else _with_given(task, structure, setting)
     return Phase(None, task.rows, [lambda state: program], None, Effort().messages, said="structures")
+
+
+def problem_of(model: Dense) -> Problem:
+    """What the comparison calls a linear model; all rows are of fold 0, so that all of them are learnt from."""
+    classes = {"cross_entropy": model.n_outputs, "ordinal": model.n_outputs + 1}  # two thresholds are no parameters
+    outcome = model.loss if model.loss in OUTCOMES else ""
+    return Problem(model.sizes[0], classes.get(model.loss, 0), 1, (1,), outcome)
 
 
 def _with_given(task: Task, structure: str, setting: Setting) -> Lockstep:
@@ -118,7 +127,9 @@ def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool
     """Fit and judge structures side by side; all begin with one model for all.  -> by name what was `Found`, and the map"""
     common: Found = yield from pooled_models(task.problem, effort)
     base, penalty = _base(common, task.judged)
-    programs: dict[str, Lockstep] = {"near": proximal_models(task.problem, common)}
+    programs: dict[str, Lockstep] = {}
+    if not task.problem.outcome:  # the fixed point of FedProx is that of squared errors and classes
+        programs["near"] = proximal_models(task.problem, common)
     if placed or not {"shrunk", "representation", "clusters"}.isdisjoint(wanted):
         programs["shrunk"] = _shrunk_and_others(task, wanted, effort, base, penalty, placed)
     if "local" in wanted:
@@ -126,7 +137,8 @@ def _structures(task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool
     if mixed:
         programs["mixture"] = _mixture(task, effort, common)
     found = yield from together(programs)
-    return {"global": also(common, found.pop("near")), **found.pop("shrunk", {}), **found}
+    near: Found | None = found.pop("near", None)
+    return {"global": common if near is None else also(common, near), **found.pop("shrunk", {}), **found}
 
 
 def _shrunk_and_others(

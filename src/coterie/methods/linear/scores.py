@@ -32,6 +32,7 @@ class Judged:
     rows: Tensor  # [M] judged in cross-validation
     test_rows: Tensor  # [M]
     noise: Tensor  # [J] common noise variance
+    least: Tensor | None = None  # [J, M] of outcomes: the loss of rows that are predicted exactly, cross-validated
 
     def at(self, setting: int) -> "Judged":
         """One setting alone."""
@@ -70,6 +71,7 @@ def judged_rows(got: Replies, problem: Problem) -> Judged:
         rows,
         test_rows,
         common,
+        got["least"].movedim(0, -1)[:v].sum(0) / rows if "least" in got.values else None,
     )
 
 
