@@ -71,7 +71,8 @@ class Clients:
 
     def fingerprint(self) -> str:
         """What tells one data set from another: its columns, its clients, and every value."""
-        seen = hashlib.blake2b(self.schema.model_dump_json().encode(), digest_size=16)
+        later = {"outcome"} if self.schema.outcome is None else None  # which earlier versions did not have
+        seen = hashlib.blake2b(self.schema.model_dump_json(exclude=later).encode(), digest_size=16)
         for rows in (self.train, self.test, self.newcomers):
             if rows is not None:
                 seen.update("\0".join(rows.names.tolist()).encode() + rows.layout.counts.tobytes())
