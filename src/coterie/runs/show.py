@@ -30,7 +30,8 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     """Show how models do, beside baselines, and what else there is to say."""
     scores = fitted.scores
     form = {"accuracy": ".1%", "log_likelihood": ".4f", "rmse": None}[fitted.metric]
-    scale = float(fitted.models.scaling.y_scale) if fitted.metric == "rmse" else math.nan
+    plain = fitted.metric == "rmse" and fitted.schema.outcome is None  # targets of other outcomes are not scaled
+    scale = float(fitted.models.scaling.y_scale) if plain else math.nan
     columns: dict[str, Cells] = {
         "training rows": _cells([s.train for s in scores], form),
         "held-out rows": _cells([s.test for s in scores], form),
