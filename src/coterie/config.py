@@ -63,6 +63,7 @@ class DataOptions(_Options):
     missing: Literal["error", "mean", "drop"] = "error"
     task: Literal["auto", "regression", "classification"] = "auto"
     outcome: OutcomeName | None = None
+    event: _Name | None = None
     min_rows: int = Field(1, ge=1, le=MOST_COUNT)
     test_size: float = Field(0.2, ge=0, lt=1)
     new_clients: float = Field(0.0, ge=0, lt=1)

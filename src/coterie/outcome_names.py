@@ -6,14 +6,18 @@ Nothing large is imported here, so that the command line answers at once; the li
 
 from typing import Literal, get_args
 
-__all__ = ["ABOUT", "CLASSES", "COUNTS", "NAMES", "POSITIVE", "OutcomeName", "task_of"]
+__all__ = ["ABOUT", "CLASSES", "COUNTS", "NAMES", "POSITIVE", "TIMES", "OutcomeName", "task_of"]
 
-OutcomeName = Literal["poisson", "negative-binomial", "gamma", "log-normal", "ordinal"]
+OutcomeName = Literal["poisson", "negative-binomial", "gamma", "log-normal", "ordinal", "cox", "cox-breslow"]
 
 NAMES: tuple[str, ...] = get_args(OutcomeName)
 COUNTS = ("poisson", "negative-binomial")  # 0, 1, 2, ...
 POSITIVE = ("gamma", "log-normal")  # above 0, and skewed
 CLASSES = ("ordinal",)  # classes in an order
+TIMES = (
+    "cox",
+    "cox-breslow",
+)  # until an event, or until it was last known not to have happened; ties by Efron, Breslow
 
 ABOUT = {
     "poisson": "counts",
@@ -21,6 +25,8 @@ ABOUT = {
     "gamma": "positive numbers",
     "log-normal": "positive numbers",
     "ordinal": "classes in an order",
+    "cox": "times to an event",
+    "cox-breslow": "times to an event",
 }
 
 

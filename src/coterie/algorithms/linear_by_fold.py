@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.robust import LOSSES
-from coterie.models.outcomes import Outcome, outcome_of
+from coterie.models.cox import Risk, concordance
+from coterie.models.outcomes import ROWS, RowOutcome, outcome_of
 from coterie.protocol import Block, Limit, Tensors
 
 __all__ = ["NOISE_ROWS", "Curves", "Likelihood", "Problem", "curves", "noise_level"]
@@ -76,6 +77,11 @@ class Problem:
         return self.is_regression or (bool(self.outcome) and outcome_of(self.outcome).metric == "rmse")
 
     @property
+    def is_stratified(self) -> bool:
+        """Whether every client has a baseline of its own, so that intercepts mean nothing."""
+        return bool(self.outcome) and outcome_of(self.outcome).metric == "concordance"
+
+    @property
     def slopes(self) -> Tensor:
         """[P] 1 for weights and 0 for intercepts and extra parameters, which nobody penalises."""
         one = torch.ones(self.n_features + 1, dtype=torch.float64)
@@ -113,6 +119,8 @@ class Problem:
         """Numbers that a pass over the rows holds for each row and fit."""
         if self.is_regression:
             return 2
+        if self.is_stratified:
+            return len(self.held) * (30 + 4 * self.n_features)
         if self.outcome:
             return len(self.held) * (8 + (1 + self.n_extra) ** 2)
         return len(self.held) * (3 * max(self.n_classes, 2) + self.n_outputs**2)
@@ -137,7 +145,7 @@ class Curves(Protocol):
 def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Tensors]:
     """Look at a block of clients, and say what they keep of their rows."""
     if problem.outcome:
-        return Likelihood(problem, data), {}
+        return (PartialLikelihood if problem.is_stratified else Likelihood)(problem, data), {}
     if not problem.is_regression:
         return _LogOdds(problem, data), {}
     products = private["products"]  # [C, V + 1, Q, Q]
@@ -248,23 +256,30 @@ class Likelihood:
 
     def __init__(self, problem: Problem, data: Block) -> None:
         self.problem, self.data = problem, data
-        self.outcome: Outcome = outcome_of(problem.outcome)
         self.x = torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
         self.y = data.target
         self.train, self.held = problem.masks(data)
         self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
 
+    @property
+    def _outcome(self) -> RowOutcome:
+        return ROWS[self.problem.outcome]
+
     def loss(self, theta: Tensor) -> Tensor:
-        return self._sum(self.outcome.loss(self._outputs(theta), self.y), self.train)
+        return self._sum(self._outcome.loss(self._outputs(theta), self.y), self.train)
 
     def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         outputs = self._outputs(theta)  # [F, J, C, N, 1 + Q]
         mask = self.train[:, None, ..., None]
-        first = self.outcome.first(outputs, self.y) * mask
-        second = self.outcome.second(outputs, self.y) * mask[..., None]
+        first = self._outcome.first(outputs, self.y) * mask
+        second = self._outcome.second(outputs, self.y) * mask[..., None]
         by_features = torch.einsum("fjcno,cnd->fjcod", first[..., :1], self.x).flatten(-2)
         gradient = torch.cat([by_features, first[..., 1:].sum(3)], -1)
-        return self._sum(self.outcome.loss(outputs, self.y), self.train), gradient, self._hessian(first, second)
+        return (
+            self._sum(self._outcome.loss(outputs, self.y), self.train),
+            gradient,
+            self._hessian(first, second),
+        )
 
     def _hessian(self, first: Tensor, second: Tensor) -> Tensor:
         """Of weights and intercept, mixed, and of extra parameters.  [F, J, C, N, 1 + Q, 1 + Q] -> [F, J, C, P, P]"""
@@ -292,17 +307,17 @@ class Likelihood:
         """
         size = self.x.shape[-1]
         unsure = torch.einsum("cnd,fjcde,cne->fjcn", self.x, covariance[..., :size, :size], self.x)
-        stiffer = self.outcome.stiffening(self._outputs(theta), self.y)
+        stiffer = self._outcome.stiffening(self._outputs(theta), self.y)
         return 0.5 * torch.einsum("fjcnq,fjcn,fcn->fjcq", stiffer, unsure, self.train)
 
     def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self._outputs(theta)
-        values = self.outcome.loss(outputs, self.y), self.outcome.hit(outputs, self.y)
+        values = self._outcome.loss(outputs, self.y), self._outcome.hit(outputs, self.y)
         return self._sum(values[0], self.held), self._sum(values[1], self.held)
 
     def least(self, theta: Tensor) -> Tensor:
         """The loss of held-out rows that are predicted exactly.  [F, J, C, P] -> [F, J, C]"""
-        return self._sum(self.outcome.least(self._outputs(theta), self.y), self.held)
+        return self._sum(self._outcome.least(self._outputs(theta), self.y), self.held)
 
     def _outputs(self, theta: Tensor) -> Tensor:
         """[F, J, C | 1, P] -> [F, J, C, N, 1 + Q]"""
@@ -315,6 +330,38 @@ class Likelihood:
 
     def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
         return torch.einsum("fjcn,fcn->fjc", values, mask)
+
+
+class PartialLikelihood(Likelihood):
+    """Times to an event: rows are compared with those of the same client that are still at risk."""
+
+    def __init__(self, problem: Problem, data: Block) -> None:
+        super().__init__(problem, data)
+        self.x = torch.cat([data.x, torch.zeros_like(data.x[..., :1])], -1)  # the baseline has the intercept
+
+    def loss(self, theta: Tensor) -> Tensor:
+        return self._risk(self._outputs(theta)[..., 0], self.train).losses.sum(-1)
+
+    def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        risk = self._risk(self._outputs(theta)[..., 0], self.train)
+        gradient = torch.einsum("fjcn,cnd->fjcd", risk.hazards - risk.events, self.x)
+        return risk.losses.sum(-1), gradient, risk.hessian(self.x)
+
+    def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much held-out rows change the partial likelihood, beside training rows (Verweij, van Houwelingen, 1993)."""
+        eta = self._outputs(theta)[..., 0]
+        found = concordance(eta, self.y, self.held[:, None])
+        return self._added(eta), found * self.n_held
+
+    def least(self, theta: Tensor) -> Tensor:
+        return self._added(torch.zeros_like(self._outputs(theta)[..., 0]))
+
+    def _added(self, eta: Tensor) -> Tensor:
+        every, before = (self._risk(eta, mask).losses.sum(-1) for mask in (self.train + self.held, self.train))
+        return every - before
+
+    def _risk(self, eta: Tensor, mask: Tensor) -> Risk:
+        return Risk(eta, self.y, mask[:, None], self.problem.outcome == "cox")
 
 
 def _products(problem: Problem, data: Block) -> Tensor:

@@ -19,6 +19,7 @@ __all__ = [
     "Client",
     "Data",
     "DataOrSites",
+    "Event",
     "Exclude",
     "Hidden",
     "MinRows",
@@ -55,6 +56,10 @@ Missing = Annotated[str | None, typer.Option(help="Missing values: error, mean o
 TaskName = Annotated[str | None, typer.Option(help="auto, regression or classification.")]
 OutcomeWord = Annotated[
     str | None, typer.Option("--outcome", help=f"What the target is, if no plain number or class: {', '.join(NAMES)}.")
+]
+Event = Annotated[
+    str | None,
+    typer.Option(help="With --outcome cox: column that is 1 if the event happened, 0 if the time is censored."),
 ]
 Exclude = Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")]
 Categorical = Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories; may be repeated.")]
@@ -117,6 +122,6 @@ def read_clients(chosen: "FitOptions") -> "Clients":
         raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
     return read(
         d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
-        missing=d.missing, task=chosen.task, outcome=d.outcome, min_rows=d.min_rows, test_size=d.test_size,
+        missing=d.missing, task=chosen.task, outcome=d.outcome, event=d.event, min_rows=d.min_rows, test_size=d.test_size,
         new_clients=d.new_clients, seed=chosen.seed,
     )  # fmt: skip

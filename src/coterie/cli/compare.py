@@ -14,6 +14,7 @@ from coterie.cli.arguments import (
     Categorical,
     Client,
     DataOrSites,
+    Event,
     Exclude,
     Hidden,
     MinRows,
@@ -53,6 +54,7 @@ def compare_command(
     missing: Missing = None,
     task: TaskName = None,
     outcome: OutcomeWord = None,
+    event: Event = None,
     exclude: Exclude = None,
     categorical: Categorical = None,
     min_rows: MinRows = None,
@@ -67,7 +69,7 @@ def compare_command(
     from coterie.selection.run import NEW_CLIENTS
 
     said = data_tree(
-        data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome,
+        data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome, event=event,
         min_rows=min_rows, test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))

@@ -13,6 +13,7 @@ import typer
 from coterie.cli.arguments import (
     Categorical,
     Client,
+    Event,
     Exclude,
     Hidden,
     MinRows,
@@ -94,6 +95,7 @@ def fit_options(
     missing: Missing = None,
     task: TaskName = None,
     outcome: OutcomeWord = None,
+    event: Event = None,
     exclude: Exclude = None,
     categorical: Categorical = None,
     min_rows: MinRows = None,
@@ -110,7 +112,7 @@ def fit_options(
         "method": method, "seed": seed, "baselines": baselines,
         "data": data_tree(
             data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome,
-            min_rows=min_rows, test_size=test_size, new_clients=new_clients,
+            event=event, min_rows=min_rows, test_size=test_size, new_clients=new_clients,
         ),
         "model": {"hidden": layer_sizes(hidden)}, "clusters": {"n_clusters": clusters, "n_init": starts},
         "training": {}, "mixture": {"n_components": n_components}, "prior": {"rank": rank},

@@ -11,13 +11,13 @@ from coterie.data.clients import Clients, check_options, check_outcome, held_out
 from coterie.data.ragged import Ragged
 from coterie.data.roles import read_as
 from coterie.data.scan import AUTO_CLASSES
-from coterie.data.schema import Column, Missing, Schema, Task
+from coterie.data.schema import Column, Missing, Schema, Task, signed_times
 from coterie.data.values import in_order, name_of
 from coterie.errors import DataError
 from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_NAME
-from coterie.outcome_names import OutcomeName
+from coterie.outcome_names import TIMES, OutcomeName
 
-__all__ = ["from_arrays"]
+__all__ = ["from_arrays", "times_and_events"]
 
 _CHUNK = 1 << 22  # numbers looked at together
 
@@ -42,7 +42,7 @@ def from_arrays(
     X : array
         [N, ...] features: rows of numbers, or images. Their precision is kept; integers become float32.
     y : array, optional
-        [N] targets: numbers, or class names.
+        [N] targets: numbers, or class names; [N, 2] times and events with outcome "cox".
     groups : array, optional
         [N] the client of every row; without it, all rows are one client's.
     feature_names : sequence of str, optional
@@ -59,6 +59,8 @@ def from_arrays(
     check_outcome(outcome)
     task = read_as(task, outcome)
     x = _features(X)
+    if y is not None and outcome in TIMES:
+        y = times_and_events(y, len(x))
     target = None if y is None or task == "none" else _column(y, "y", len(x))
     if target is None and task not in ("auto", "none"):
         raise DataError(f"{task} needs targets", "pass y")
@@ -76,10 +78,23 @@ def from_arrays(
         classes=classes,
         missing=missing,
         outcome=outcome,
+        event="event" if outcome in TIMES else None,
     )
     rows = Ragged.from_groups(torch.from_numpy(x), None if labels is None else torch.from_numpy(labels), owner)
     dropped = int((~keep).sum())
     return held_out(rows, schema, test_size=test_size, new_clients=new_clients, seed=seed, dropped_rows=dropped)
+
+
+def times_and_events(y: Any, n: int) -> np.ndarray:
+    """[n] times, below zero where there was no event, of two columns."""
+    given = _array(y, "y")
+    if given.shape != (n, 2) or given.dtype.kind not in "biuf":
+        raise DataError(
+            f"y has shape {given.shape}, and times to an event need two columns of numbers",
+            "pass y with shape (n, 2): times, and 1 where the event happened or 0 where it did not",
+        )
+    times, events = given.astype(np.float64).T
+    return signed_times(times, events, "y[:, 0]", "y[:, 1]")
 
 
 def _array(values: Any, what: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from coterie.data.ragged import Ragged
 from coterie.data.schema import Missing, Schema, Task
 from coterie.data.targets import check_target
 from coterie.errors import ConfigError, DataError
-from coterie.outcome_names import NAMES, OutcomeName
+from coterie.outcome_names import NAMES, TIMES, OutcomeName
 
 __all__ = ["Clients", "check_options", "check_outcome", "held_out", "left_out"]
 
@@ -71,7 +71,7 @@ class Clients:
 
     def fingerprint(self) -> str:
         """What tells one data set from another: its columns, its clients, and every value."""
-        later = {"outcome"} if self.schema.outcome is None else None  # which earlier versions did not have
+        later = {"outcome", "event"} if self.schema.outcome is None else None  # which earlier versions did not have
         seen = hashlib.blake2b(self.schema.model_dump_json(exclude=later).encode(), digest_size=16)
         for rows in (self.train, self.test, self.newcomers):
             if rows is not None:
@@ -98,10 +98,14 @@ def left_out(rows: int, clients: int) -> list[str]:
     return said + ([f"{clients} clients with too few rows are left out"] if clients else [])
 
 
-def check_outcome(outcome: str | None) -> None:
-    """Refuse an outcome that there is not."""
+def check_outcome(outcome: str | None, event: str | None = None) -> None:
+    """Refuse an outcome that there is not, and an event where none is looked at."""
     if outcome is not None and outcome not in NAMES:
         raise ConfigError(f"outcome is '{outcome}'", f"choose from {', '.join(NAMES)}")
+    if event is not None and outcome not in TIMES:
+        raise ConfigError(
+            f"event is '{event}', and outcome is {outcome or 'not given'}", "events are for --outcome cox"
+        )
 
 
 def check_options(*, missing: str, task: str, test_size: float = 0.0, new_clients: float = 0.0) -> None:

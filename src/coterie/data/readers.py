@@ -42,6 +42,7 @@ def read(
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
     outcome: OutcomeName | None = None,
+    event: str | None = None,
     min_rows: int = 1,
     test_size: float = 0.2,
     new_clients: float = 0.0,
@@ -72,9 +73,11 @@ def read(
     task : {"auto", "regression", "classification", "none"}
         What the target is. By default text, truth values and whole numbers with at most 10 different values are
         classes.
-    outcome : {"poisson", "negative-binomial", "gamma", "log-normal", "ordinal"}, optional
+    outcome : {"poisson", "negative-binomial", "gamma", "log-normal", "ordinal", "cox", "cox-breslow"}, optional
         What the target is, if it is neither a plain number nor one of several classes without an order: counts,
-        positive and skewed numbers, or classes in an order.
+        positive and skewed numbers, classes in an order, or times to an event.
+    event : str, optional
+        The column that says whether the event happened (1) or the time is censored (0), with outcome "cox".
     min_rows : int
         Leave out clients with fewer rows.
     test_size, new_clients : float
@@ -98,7 +101,7 @@ def read(
     >>> clients = read("patients.parquet", client="hospital", target="outcome")  # doctest: +SKIP
     """
     check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
-    check_outcome(outcome)
+    check_outcome(outcome, event)
     _check_rows(min_rows, dtype)
     if files := site_files(path):
         if outcome is not None:
@@ -118,6 +121,7 @@ def read(
         missing=missing,
         task=task,
         outcome=outcome,
+        event=event,
     )
     scan = scanned(source, roles)
     if fault := next(faults(scan, largest=torch.finfo(dtype).max), None):

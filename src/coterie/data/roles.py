@@ -28,11 +28,13 @@ class Roles:
     missing: Missing = "error"
     task: Task | Literal["auto"] = "auto"
     outcome: OutcomeName | None = None
+    event: str | None = None
 
     @property
     def used(self) -> tuple[str, ...]:
         """The columns that need to be read."""
-        return (*self.features, *([] if self.target is None else [self.target]), self.client)
+        labels = [name for name in (self.target, None if self.target is None else self.event) if name is not None]
+        return (*self.features, *labels, self.client)
 
     def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out the rows that the choice about missing values leaves out."""
@@ -53,6 +55,7 @@ def assign_roles(
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
     outcome: OutcomeName | None = None,
+    event: str | None = None,
 ) -> Roles:
     """Give every column its role, or say why that cannot be."""
     task = read_as(task, outcome)
@@ -61,9 +64,10 @@ def assign_roles(
     exclude, categorical = _names(exclude), _names(categorical)
     _check_known(source, "client column", [client])
     _check_known(source, "target column", [] if target is None else [target])
+    _check_known(source, "event column", [] if event is None else [event])
     _check_known(source, "column", [*(features or ()), *exclude, *categorical])
     _check_apart(client, target, features or (), task)
-    taken = {client, target, *exclude}
+    taken = {client, target, event, *exclude}
     chosen = tuple(name for name in columns if name not in taken and (features is None or name in features))
     if not chosen:
         raise DataError(f"'{source.path}' has no feature columns left", f"columns are: {listed(columns)}")
@@ -72,7 +76,9 @@ def assign_roles(
             f"column {columns.index('') + 1} of '{source.path}' has no name",
             "it may be a row number: leave it out with --exclude '', or name it",
         )
-    return Roles(client, None if task == "none" else target, chosen, frozenset(categorical), missing, task, outcome)
+    return Roles(
+        client, None if task == "none" else target, chosen, frozenset(categorical), missing, task, outcome, event
+    )
 
 
 def roles_of(schema: Schema, source: Source) -> Roles:
@@ -83,6 +89,7 @@ def roles_of(schema: Schema, source: Source) -> Roles:
                 f"'{source.path}' has no column '{name}', which the model needs", similar(name, source.columns)
             )
     there = schema.task != "none" and schema.target in source.columns
+    there = there and (schema.event is None or schema.event in source.columns)
     return Roles(
         client=schema.client,
         target=schema.target if there else None,
@@ -91,6 +98,7 @@ def roles_of(schema: Schema, source: Source) -> Roles:
         missing=schema.missing,
         task=schema.task,
         outcome=schema.outcome,
+        event=schema.event if there else None,
     )
 
 

@@ -210,4 +210,5 @@ def described(scan: Scan) -> Schema:
         classes=classes,
         missing=roles.missing,
         outcome=roles.outcome,
+        event=roles.event,
     )

@@ -4,7 +4,7 @@
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Schema
 from coterie.errors import DataError
-from coterie.outcome_names import COUNTS, POSITIVE, task_of
+from coterie.outcome_names import COUNTS, POSITIVE, TIMES, task_of
 
 __all__ = ["check_target"]
 
@@ -19,6 +19,11 @@ def check_target(rows: Ragged, schema: Schema) -> None:
             f"target '{schema.target}' has {'classes' if schema.task == 'classification' else 'numbers'}, and outcome "
             f"{outcome} needs {'numbers' if task_of(outcome) == 'regression' else 'classes'}",
             f"read it with outcome='{outcome}', or --task {task_of(outcome)}",
+        )
+    if outcome in TIMES and schema.event is None:
+        raise DataError(
+            f"outcome {outcome} needs to know whether the event happened",
+            "name its column with --event COLUMN, or pass y with two columns: times and events",
         )
     if outcome in COUNTS:
         needs, other = "counts: whole numbers, none below 0", "gamma and log-normal are for positive numbers"

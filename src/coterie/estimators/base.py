@@ -175,7 +175,7 @@ class OfOutcomes:
 
     outcome: Annotated[
         OutcomeName | None,
-        "what the target is, if no plain number or class: poisson, negative-binomial, gamma, log-normal or ordinal",
+        "what the target is, if no plain number or class: poisson, negative-binomial, gamma, log-normal, ordinal or cox",
     ] = None
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.preparation import Scaling
+from coterie.data.arrays import times_and_events
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.readers import from_arrays
@@ -120,7 +121,7 @@ def _check_same(known: Schema, other: Schema) -> None:
 
 def _targets(y: Any, n: int, schema: Schema) -> Tensor:
     """[N] targets as in training: class numbers, or real numbers."""
-    y = np.asarray(y)
+    y = times_and_events(y, n) if schema.event is not None else np.asarray(y)
     if y.shape not in ((n,), (n, 1)):
         raise DataError(f"y has shape {y.shape} and there are {n} rows", "give one target for each row")
     if schema.task == "classification":

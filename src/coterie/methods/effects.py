@@ -153,6 +153,11 @@ def check_effects(clients: Clients, options: FitOptions, given: Given) -> None:
         raise ConfigError(
             f"rank {options.prior.rank} is more than the {model.sizes[0]} features", "ask for a lower rank"
         )
+    if options.prior.spread == "intercept" and problem_of(model).is_stratified:
+        raise ConfigError(
+            "every client has a baseline hazard of its own, so that there are no intercepts to differ",
+            "give another prior.spread: same, diagonal or full",
+        )
     enough = int((clients.train.counts >= 5).sum())
     if _setting(options) is None and enough < 2:
         raise DataError(

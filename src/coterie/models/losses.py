@@ -10,7 +10,9 @@ from coterie.models.outcomes import outcome_of
 
 __all__ = ["Loss", "loss_gradient", "row_loss", "row_metric"]
 
-Loss = Literal["squared", "cross_entropy", "poisson", "negative-binomial", "gamma", "log-normal", "ordinal"]
+Loss = Literal[
+    "squared", "cross_entropy", "poisson", "negative-binomial", "gamma", "log-normal", "ordinal", "cox", "cox-breslow"
+]
 
 
 def row_loss(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ or thresholds. Both are outputs of the model, the extra ones the same for every 
 the log-likelihood of a row (with all constants, so that outcomes can be compared), its first derivatives by the outputs, and
 second derivatives that are exact where the first ones sum to zero, and never negative elsewhere; so Newton's method ends at
 the maximum of the likelihood.
+
+Cox's partial likelihood, whose rows are not independent, is in `models/cox.py`.
 """
 
 import math
@@ -15,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot, softplus
 
-__all__ = ["OUTCOMES", "Outcome", "explained", "metric_of", "outcome_of"]
+from coterie.models.cox import Cox
+
+__all__ = ["OUTCOMES", "ROWS", "Outcome", "RowOutcome", "explained", "metric_of", "outcome_of"]
 
 _FAR = 50.0  # the linear predictor counts as no larger: its exponential stays a number
 _ZERO = 1e-15  # stands for a mean of zero
@@ -26,9 +30,9 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Outcome(Protocol):
-    """What a target is. Outputs are [..., 1 + Q], targets [...]; statistics have S numbers for each row, the first is 1."""
+    """What a target is. Outputs are [..., 1 + Q], targets [...], where the last axis is that of a client's rows."""
 
-    metric: str  # "rmse" or "accuracy"
+    metric: str  # "rmse", "accuracy" or "concordance"
 
     def n_extra(self, n_classes: int) -> int:
         """Q: how many extra parameters there are."""
@@ -37,22 +41,26 @@ class Outcome(Protocol):
         """Minus the log-likelihood of every row.  [...]"""
 
     def first(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Its derivatives by the outputs.  [..., 1 + Q]"""
-
-    def second(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Second derivatives.  [..., 1 + Q, 1 + Q]"""
-
-    def stiffening(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """By how much the second derivative by eta grows with each extra parameter.  [..., Q]"""
+        """Derivatives of its sum by the outputs.  [..., 1 + Q]"""
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """What is predicted, in the target's own units; of classes, their number.  [...]"""
+        """What is predicted, in the target's own units; of classes, their number; of times, hazard ratios.  [...]"""
 
     def hit(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Squared errors of predictions, or whether they are right.  [...]"""
+        """Squared errors of predictions, or whether they are right; of times, the client's concordance.  [...]"""
 
     def least(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of rows that are predicted exactly, with the same extra parameters.  [...]"""
+
+
+class RowOutcome(Outcome, Protocol):
+    """An outcome whose rows are independent. Statistics have S numbers for each row, the first is 1."""
+
+    def second(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Second derivatives of the loss.  [..., 1 + Q, 1 + Q]"""
+
+    def stiffening(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """By how much the second derivative by eta grows with each extra parameter.  [..., Q]"""
 
     def statistics(self, y: Tensor, n_classes: int) -> Tensor:
         """What of every row's target is summed up to begin with.  [..., S]"""
@@ -337,13 +345,14 @@ def _bend(x: Tensor) -> Tensor:
     return s * (1 - s)
 
 
-OUTCOMES: dict[str, Outcome] = {
+ROWS: dict[str, RowOutcome] = {
     "poisson": Poisson(),
     "negative-binomial": NegativeBinomial(),
     "gamma": Gamma(),
     "log-normal": LogNormal(),
     "ordinal": Ordinal(),
 }
+OUTCOMES: dict[str, Outcome] = {**ROWS, "cox": Cox(efron=True), "cox-breslow": Cox(efron=False)}
 
 
 def outcome_of(name: str) -> Outcome:
@@ -353,7 +362,7 @@ def outcome_of(name: str) -> Outcome:
 
 def explained(name: str, outputs: Tensor, y: Tensor) -> float:
     """The share of the deviance of numbers that a model explains: 1 - deviance / deviance of one mean for all rows."""
-    outcome = OUTCOMES[name]
+    outcome = ROWS[name]
     alone = outcome.start(outcome.statistics(y, 0).sum(0))[:1]  # eta of a model that knows no features
     one = torch.cat([alone.expand(len(y), 1), outputs[:, 1:]], -1)
     least = outcome.least(outputs, y).sum()
@@ -361,6 +370,6 @@ def explained(name: str, outputs: Tensor, y: Tensor) -> float:
 
 
 def metric_of(loss: str) -> str:
-    """What models with this loss are measured by: "rmse" or "accuracy"."""
+    """What models with this loss are measured by: "rmse", "accuracy" or "concordance"."""
     known = {"squared": "rmse", "cross_entropy": "accuracy"}
     return known[loss] if loss in known else OUTCOMES[loss].metric

@@ -19,6 +19,7 @@ __all__ = ["show", "show_comparison", "show_findings"]
 
 _METRICS = {
     "accuracy": "accuracy",
+    "concordance": "concordance",
     "rmse": "root mean squared error",
     "log_likelihood": "mean log-likelihood of a row",
 }
@@ -29,7 +30,7 @@ Cells = list[tuple[float | None, str]]  # value and format
 def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     """Show how models do, beside baselines, and what else there is to say."""
     scores = fitted.scores
-    form = {"accuracy": ".1%", "log_likelihood": ".4f", "rmse": None}[fitted.metric]
+    form = {"accuracy": ".1%", "concordance": ".3f", "log_likelihood": ".4f", "rmse": None}[fitted.metric]
     plain = fitted.metric == "rmse" and fitted.schema.outcome is None  # targets of other outcomes are not scaled
     scale = float(fitted.models.scaling.y_scale) if plain else math.nan
     columns: dict[str, Cells] = {

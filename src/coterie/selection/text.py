@@ -23,7 +23,7 @@ _FLAGS = {
     "prior.rank": "--rank",
     "training.rounds": "--rounds",
 }
-_METRICS = {"rmse": "root mean squared error", "accuracy": "accuracy", "log density": "log density"}
+_METRICS = {"rmse": "root mean squared error"}  # others are called what they are
 
 
 class Answer(NamedTuple):
@@ -212,7 +212,8 @@ def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: b
 def _data_words(data: DataOptions) -> list[str]:
     """The options of reading that are not what they would be anyway."""
     usual, words = DataOptions(), list[str]()
-    for name in ("missing", "task", "outcome", "min_rows", "test_size", "new_clients"):  # the same rows are held out
+    read = ("missing", "task", "outcome", "event", "min_rows", "test_size", "new_clients")  # the same rows are held out
+    for name in read:
         if getattr(data, name) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(getattr(data, name))]
     for flag, columns in (("--exclude", data.exclude), ("--categorical", data.categorical)):

@@ -25,8 +25,8 @@ from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
 
 __all__ = [
     "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "also", "answered", "around", "clusters", "common_model",
-    "local", "map_of_clients", "mixture", "most_rank", "on_newcomers", "pooled_models", "priors_for", "proximal_models",
-    "representation", "settings_of", "shrunk", "with_noise",
+    "kinds_of", "local", "map_of_clients", "mixture", "most_rank", "on_newcomers", "pooled_models", "priors_for",
+    "proximal_models", "representation", "settings_of", "shrunk", "with_noise",
 ]  # fmt: skip
 
 ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
@@ -183,13 +183,17 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
 
     The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
     """
-    simple = yield from random_effects(
-        None, start=around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
-    )
-    free = yield from random_effects(
-        None, start=simple.setting(2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk"
-    )
-    return (yield from _judged("shrunk", _side_by_side([simple, free]), problem, {"prior": KINDS}, keep=len(KINDS) - 1))
+    kinds = kinds_of(problem)
+    last = len(kinds) - 1
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
+    simple = yield from random_effects(None, start=around(problem, base, last), kinds=kinds[:last], tag="simple", **how)
+    free = yield from random_effects(None, start=simple.setting(last - 1), kinds=kinds[last:], tag="shrunk", **how)
+    return (yield from _judged("shrunk", _side_by_side([simple, free]), problem, {"prior": kinds}, keep=last))
+
+
+def kinds_of(problem: Problem) -> tuple[Kind, ...]:
+    """What clients' models may differ in; where each has a baseline of its own, intercepts mean nothing."""
+    return KINDS[1:] if problem.is_stratified else KINDS
 
 
 def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Algorithm:
@@ -314,7 +318,7 @@ def settings_of(structure: str, problem: Problem, effort: Effort, n_clients: int
         return tuple({"rank": r} for r in range(1, most_rank(problem, effort, n_clients) + 1))
     if structure == "local":
         return tuple({"penalty": l2} for l2 in _LOCAL_PENALTIES)
-    return tuple({"prior": kind} for kind in KINDS)
+    return tuple({"prior": kind} for kind in kinds_of(problem))
 
 
 def most_rank(problem: Problem, effort: Effort, n_clients: int) -> int:
