@@ -119,6 +119,6 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(DataError, match="times must be above 0"):
         from_arrays(x, y * [[0.0, 1.0]], groups, outcome="cox")
     with pytest.raises(DataError, match=r"must be 1 \(it happened\) or 0"):
-        from_arrays(x, y + [[0.0, 1.0]], groups, outcome="cox")
+        from_arrays(x, np.column_stack([y[:, 0], y[:, 1] + 1]), groups, outcome="cox")
     with pytest.raises(DataError, match="needs to know whether the event happened"):
         from_arrays(x, y[:, 0], groups).with_outcome("cox")
