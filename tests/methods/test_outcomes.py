@@ -206,6 +206,32 @@ def test_the_explained_deviance_is_that_of_statsmodels() -> None:
     assert ours == pytest.approx(1 - theirs.deviance / theirs.null_deviance, abs=1e-8)
 
 
+@pytest.mark.parametrize("outcome", ALL)
+def test_measures_tell_the_likelihood_and_the_metric(outcome: str) -> None:
+    x, y, groups = rows(outcome)
+    model = coterie.FedAvg(outcome=outcome, standardise=False).fit(x, y, groups)  # type: ignore[arg-type]
+    found = model.measures(x, y, groups)
+    assert found["log_likelihood"] * len(y) == pytest.approx(log_likelihood(fitted(outcome), outcome), rel=1e-9)
+    if outcome == "ordinal":
+        assert found["accuracy"] == model.score(x, y, groups)
+    else:
+        assert found["rmse"] == pytest.approx(np.sqrt(np.mean((model.predict(x, groups) - y) ** 2)), rel=1e-9)
+        assert found["deviance_explained"] == model.score(x, y, groups)
+
+
+def test_the_ranked_probability_score_is_that_of_a_loop() -> None:
+    x, y, groups = rows("ordinal")
+    model = coterie.FedAvg(outcome="ordinal", standardise=False).fit(x, y, groups)
+    weight, bias = model.model_.unpack(model.theta_[0])[0]
+    eta = x @ weight[0].numpy() + float(bias[0])
+    places = np.concatenate([[0.0], np.exp(bias[1:].numpy()).cumsum()])
+    total = 0.0
+    for mine, true in zip(eta, y, strict=True):
+        for k, place in enumerate(places):
+            total += (1 / (1 + np.exp(mine - place)) - (true <= k)) ** 2
+    assert model.measures(x, y, groups)["ranked_probability_score"] == pytest.approx(total / len(y), rel=1e-9)
+
+
 def test_ordered_classes_are_predicted_by_name() -> None:
     x, y, groups = rows("ordinal")
     model = coterie.RandomEffects(outcome="ordinal").fit(x, y.astype(int) + 3, groups)
@@ -235,6 +261,9 @@ def test_methods_and_options_of_other_targets_are_refused() -> None:
     for tree, said in cases:
         with pytest.raises(ConfigError, match=said):
             fit(made, options(tree))
+    x, y, groups = rows("gamma")
+    with pytest.raises(ConfigError, match="measures are told of outcomes"):
+        coterie.FedAvg().fit(x, y, groups).measures(x, y, groups)
     with pytest.raises(ConfigError, match="outcome is 'posson'"):
         from_arrays(*rows("poisson"), outcome="posson")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="task is classification, and outcome poisson is regression"):

@@ -22,7 +22,7 @@ from coterie.methods.fit import fit
 from coterie.methods.measuring import target_variance
 from coterie.methods.session import Watch
 from coterie.models import Model
-from coterie.models.outcomes import OUTCOMES, explained, metric_of
+from coterie.models.outcomes import OUTCOMES, ROWS, explained, measured, metric_of
 from coterie.option_fields import abouts, options_in, parameters
 from coterie.outcome_names import OutcomeName
 
@@ -139,6 +139,23 @@ class Supervised(Estimator):
         if metric_of(self.model_.loss) != "rmse":
             return measured.mean_metric
         return 1.0 - measured.mean_metric / max(target_variance(rows), 1e-300)
+
+    def measures(self, clients: Any, y: Any = None, groups: Any = None) -> dict[str, float]:
+        """All that is measured of an outcome over rows, by name, each client by its own model, as of `score`.
+
+        The mean log-likelihood of a row; of counts and positive numbers, root mean squared error and explained deviance; of
+        ordered classes, accuracy and ranked probability score; of times, concordance within clients.
+        """
+        rows = self.prepared(labelled(self._rows(clients, y, groups)))
+        name, own = self.model_.loss, self._own(rows)
+        if name not in OUTCOMES:
+            raise ConfigError("measures are told of outcomes", "use `score`, or fit with outcome=")
+        found = self._measured(rows, own)
+        metric = metric_of(name)
+        value = found.mean_metric**0.5 if metric == "rmse" else found.mean_metric
+        likelihood = -float((found.loss * found.rows).sum() / found.rows.sum().clamp(min=1))
+        more = measured(name, self._outputs(rows, own), _targets(rows)) if name in ROWS else {}
+        return {metric: value, "log_likelihood": likelihood, **more}
 
     def predict_stored(self, rows: Ragged, own: Tensor) -> np.ndarray:
         """Predict rows in the order of storage, each client with what is its own [M, ...]."""

@@ -19,7 +19,7 @@ from torch.nn.functional import logsigmoid, one_hot, softplus
 
 from coterie.models.cox import Cox
 
-__all__ = ["OUTCOMES", "ROWS", "Outcome", "RowOutcome", "explained", "metric_of", "outcome_of"]
+__all__ = ["OUTCOMES", "ROWS", "Outcome", "RowOutcome", "explained", "measured", "metric_of", "outcome_of"]
 
 _FAR = 50.0  # the linear predictor counts as no larger: its exponential stays a number
 _ZERO = 1e-15  # stands for a mean of zero
@@ -283,6 +283,12 @@ class Ordinal:
     def least(self, outputs: Tensor, y: Tensor) -> Tensor:
         return torch.zeros_like(outputs[..., 0])
 
+    def ranked_score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The ranked probability score: squared errors of P(y <= k), summed over k; lower is better.  [...]"""
+        p = self.probabilities(outputs)
+        there = one_hot(y.long(), p.shape[-1]).to(p.dtype)
+        return (p - there).cumsum(-1)[..., :-1].square().sum(-1)
+
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Of every class.  [..., K]"""
         at_most = (self._thresholds(outputs) - _eta(outputs)[..., None]).sigmoid()
@@ -353,6 +359,14 @@ ROWS: dict[str, RowOutcome] = {
     "ordinal": Ordinal(),
 }
 OUTCOMES: dict[str, Outcome] = {**ROWS, "cox": Cox(efron=True), "cox-breslow": Cox(efron=False)}
+
+
+def measured(name: str, outputs: Tensor, y: Tensor) -> dict[str, float]:
+    """What is measured of independent rows beside the metric: explained deviance, or the ranked probability score."""
+    outcome = ROWS[name]
+    if isinstance(outcome, Ordinal):
+        return {"ranked_probability_score": float(outcome.ranked_score(outputs, y).mean())}
+    return {"deviance_explained": explained(name, outputs, y)}
 
 
 def outcome_of(name: str) -> Outcome:
