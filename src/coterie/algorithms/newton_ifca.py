@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from coterie import keys
-from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Likelihood, Problem, curves, noise_level
+from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Problem, curves, noise_level
+from coterie.algorithms.outcome_curves import Likelihood
 from coterie.algorithms.random_effects import OWN, fresh_model
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.local import worst_if_nan

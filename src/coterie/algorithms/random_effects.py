@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.linear_by_fold import Curves, Likelihood, Problem, curves, noise_level
+from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
+from coterie.algorithms.outcome_curves import Likelihood
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.models import Dense
 from coterie.models.outcomes import OUTCOMES

@@ -111,8 +111,11 @@ def _names(groups: Any, n: int) -> np.ndarray:
 def _check_same(known: Schema, other: Schema) -> None:
     """Refuse clients whose numbers mean something else than in training."""
     same_target = other.task == "none" or (other.task, other.classes) == (known.task, known.classes)
-    if other.columns != known.columns or not same_target:
-        what = "features or category levels" if other.columns != known.columns else "classes"
+    same_events = other.task == "none" or other.event == known.event
+    if other.columns != known.columns or not same_target or not same_events:
+        what = (
+            "features or category levels" if other.columns != known.columns else "classes" if same_events else "events"
+        )
         raise DataError(
             f"these clients have other {what} than the training data",
             "read them in the same way: coterie.read_with(model.schema_, path)",

@@ -11,13 +11,15 @@ Cox's partial likelihood, whose rows are not independent, is in `models/cox.py`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot, softplus
+from torch.nn.functional import softplus
 
 from coterie.models.cox import Cox
+from coterie.models.ordinal import Ordinal
 
 __all__ = ["OUTCOMES", "ROWS", "Outcome", "RowOutcome", "explained", "measured", "metric_of", "outcome_of"]
 
@@ -25,7 +27,6 @@ _FAR = 50.0  # the linear predictor counts as no larger: its exponential stays a
 _ZERO = 1e-15  # stands for a mean of zero
 _LEAST = 1e-300  # of a positive target: padding is zero
 _FLAT, _STEEP = -12.0, 12.0  # the logarithm of an extra parameter counts as no smaller and no larger
-_BEYOND = 1e6  # stands for an infinite threshold
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -69,13 +70,14 @@ class RowOutcome(Outcome, Protocol):
         """Outputs of the model that knows no features, about.  [..., S] -> [..., 1 + Q]"""
 
 
-class _Numbers:
+class _Numbers(ABC):
     """Outcomes with a logarithmic link, whose mean is a number."""
 
     metric = "rmse"
 
+    @abstractmethod
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Minus the log-likelihood of every row."""
 
     def least(self, outputs: Tensor, y: Tensor) -> Tensor:
         exact = y.clamp(min=_ZERO).log().expand(outputs.shape[:-1])[..., None]
@@ -240,94 +242,6 @@ class LogNormal(_Numbers):
         return (-2 * outputs[..., 1].clamp(_FLAT, _STEEP)).exp()
 
 
-class Ordinal:
-    """Classes in an order, by proportional odds: P(y <= k) = 1 / (1 + exp(eta - t_k)), with t_0 = 0.
-
-    Extra parameters are the logarithms of the thresholds' distances: there are two fewer than classes.
-    """
-
-    metric = "accuracy"
-
-    def n_extra(self, n_classes: int) -> int:
-        return max(n_classes - 2, 0)
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        high, low = self._ends(outputs, y)
-        return -(logsigmoid(high) + logsigmoid(-low) + (-torch.expm1(low - high)).log())
-
-    def first(self, outputs: Tensor, y: Tensor) -> Tensor:
-        high, low = self._ends(outputs, y)
-        between = 1 / torch.expm1(high - low)
-        to_high, to_low = self._turned(outputs, y)
-        return to_high * (-(-high).sigmoid() - between)[..., None] + to_low * (low.sigmoid() + between)[..., None]
-
-    def second(self, outputs: Tensor, y: Tensor) -> Tensor:
-        high, low = self._ends(outputs, y)
-        between = 0.25 / torch.sinh(0.5 * (high - low)).square()
-        to_high, to_low = self._turned(outputs, y)
-        parts = zip((_bend(high), _bend(low), between), (to_high, to_low, to_high - to_low), strict=True)
-        made: Tensor = sum(weight[..., None, None] * to[..., None] * to[..., None, :] for weight, to in parts)  # type: ignore[assignment]
-        return made
-
-    def stiffening(self, outputs: Tensor, y: Tensor) -> Tensor:
-        ends, turned = self._ends(outputs, y), self._turned(outputs, y)
-        made = [(_bend(end) * (1 - 2 * end.sigmoid()))[..., None] * to for end, to in zip(ends, turned, strict=True)]
-        return (made[0] + made[1])[..., 1:]
-
-    def mean(self, outputs: Tensor) -> Tensor:
-        return self.probabilities(outputs).argmax(-1)
-
-    def hit(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return (self.mean(outputs) == y).to(outputs.dtype)
-
-    def least(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return torch.zeros_like(outputs[..., 0])
-
-    def ranked_score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The ranked probability score: squared errors of P(y <= k), summed over k; lower is better.  [...]"""
-        p = self.probabilities(outputs)
-        there = one_hot(y.long(), p.shape[-1]).to(p.dtype)
-        return (p - there).cumsum(-1)[..., :-1].square().sum(-1)
-
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """Of every class.  [..., K]"""
-        at_most = (self._thresholds(outputs) - _eta(outputs)[..., None]).sigmoid()
-        return at_most.diff(dim=-1)
-
-    def statistics(self, y: Tensor, n_classes: int) -> Tensor:
-        there = one_hot(y.long().clamp(min=0), n_classes).to(torch.float64)
-        return torch.cat([torch.ones_like(there[..., :1]), there], -1)
-
-    def start(self, sums: Tensor) -> Tensor:
-        counts = sums[..., 1:] + 0.5
-        at_most = counts.cumsum(-1)[..., :-1] / counts.sum(-1, keepdim=True)
-        place = at_most.logit()
-        return torch.cat([-place[..., :1], place.diff(dim=-1).log()], -1)
-
-    def _thresholds(self, outputs: Tensor) -> Tensor:
-        """t_-1 = -infinity, t_0 = 0, ..., t_(K-1) = infinity.  [..., K + 1]"""
-        gaps = outputs[..., 1:].clamp(_FLAT, 5.0).exp()
-        zero = torch.zeros_like(outputs[..., :1])
-        return torch.cat([zero - _BEYOND, zero, gaps.cumsum(-1), zero + _BEYOND], -1)
-
-    def _ends(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The thresholds on both sides of a row's class, less eta."""
-        at, eta = self._thresholds(outputs), _eta(outputs)
-        y = y.long().expand(eta.shape)[..., None]
-        return at.gather(-1, y + 1)[..., 0] - eta, at.gather(-1, y)[..., 0] - eta
-
-    def _turned(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Derivatives of the two ends by the outputs.  [..., 1 + Q] each"""
-        gaps = outputs[..., 1:].clamp(_FLAT, 5.0).exp()
-        y = y.long().expand(outputs.shape[:-1])[..., None]
-        number = torch.arange(gaps.shape[-1])
-        last = gaps.shape[-1] + 1
-        finite = torch.cat([(y < last), (y > 0)], -1).to(gaps.dtype)
-        by_eta = -torch.ones_like(outputs[..., :1])
-        high, low = (torch.cat([by_eta, gaps * (number < end)], -1) for end in (y, y - 1))
-        return high * finite[..., :1], low * finite[..., 1:]
-
-
 def _eta(outputs: Tensor) -> Tensor:
     return outputs[..., 0].clamp(-_FAR, _FAR)
 
@@ -343,12 +257,6 @@ def _log_mean(total: Tensor, n: Tensor) -> Tensor:
 
 def _diagonal(*values: Tensor) -> Tensor:
     return torch.diag_embed(torch.stack(values, -1))
-
-
-def _bend(x: Tensor) -> Tensor:
-    """Derivative of the logistic function."""
-    s = x.sigmoid()
-    return s * (1 - s)
 
 
 ROWS: dict[str, RowOutcome] = {

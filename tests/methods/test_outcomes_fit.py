@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear models of counts, skewed numbers and ordered classes: against statsmodels, and against quadrature."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,16 @@ def test_every_method_measures_beside_baselines(outcome: str, method: str) -> No
     assert found.metric == ("accuracy" if outcome == "ordinal" else "rmse")
     assert all(np.isfinite([score.train, score.test]).all() for score in found.scores)
     assert len(found.scores) == (2 if method in ("fedavg", "local") else 3)
+
+
+def test_a_fit_that_is_continued_is_the_same(tmp_path: Path) -> None:
+    for method in ("fedavg", "ifca"):
+        chosen = options({"method": method})
+        (tmp_path / method).mkdir()
+        first = fit(clients("poisson"), chosen, folder=tmp_path / method)
+        again = fit(clients("poisson"), chosen, folder=tmp_path / method)  # from the last checkpoint
+        assert torch.equal(first.models.theta, again.models.theta)
+        assert first.scores == again.scores
 
 
 # -- predictions ------------------------------------------------------------------------------------------------------
