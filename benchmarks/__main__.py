@@ -11,12 +11,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import fedgrem, fedrep, local_training, lockstep, many_clients, moment_descent, startup
+from benchmarks import fedgrem, fedrep, local_training, lockstep, many_clients, many_small, moment_descent, startup
 
 BENCHES = {
     "lockstep": lockstep.run,
     "local-training": local_training.run,
     "many-clients": many_clients.run,
+    "many-small": many_small.run,
     "moment-descent": moment_descent.run,
     "fedgrem": fedgrem.run,
     "fedrep": fedrep.run,

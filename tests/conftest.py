@@ -4,6 +4,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on small problems threads cost more than they bring
+os.environ.setdefault("COTERIE_QUIET", "1")  # no test depends on how long it takes
 
 from collections.abc import Iterator
 from pathlib import Path

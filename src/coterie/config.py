@@ -67,7 +67,17 @@ class DataOptions(_Options):
     min_rows: int = Field(1, ge=1, le=MOST_COUNT)
     test_size: float = Field(0.2, ge=0, lt=1)
     new_clients: float = Field(0.0, ge=0, lt=1)
+    split: Annotated[_Name, Field(pattern=r"^(random|time|time:.+)$")] = "random"
+    sep: Annotated[str, Field(max_length=3)] = ""  # of CSV files, as the next three
+    decimal: Literal[".", ","] = "."
+    thousands: Literal["", ",", ".", "'", " ", "_"] = ""
+    encoding: _Name = "utf-8"
     standardise: bool = True
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """How CSV files are written, as `coterie.read` takes it."""
+        return {"sep": self.sep, "decimal": self.decimal, "thousands": self.thousands, "encoding": self.encoding}
 
 
 class ModelOptions(_Options, registry.ModelFields):

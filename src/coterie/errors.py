@@ -33,8 +33,8 @@ class CoterieError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
-class DataError(CoterieError):
-    """The data cannot be read or cannot be used as asked."""
+class DataError(CoterieError, ValueError):
+    """The data cannot be read or cannot be used as asked: a `ValueError` too, which scikit-learn's tools expect."""
 
 
 class ConfigError(CoterieError):

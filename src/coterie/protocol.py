@@ -20,7 +20,7 @@ unformed (`RowProduct`): the sum over clients is then one product over all rows.
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -82,6 +82,8 @@ class Block:
         [C, N] true where a row is real; None when every row is.
     fold : Tensor or None
         [C, N] number of each row's fold, where rows are dealt to folds.
+    weight : Tensor or None
+        [C, N] how many rows each counts as, where users say so: see `mass`.
     kept : dict
         What `once` has made.
     """
@@ -93,6 +95,7 @@ class Block:
     n: Tensor
     mask: Tensor | None
     fold: Tensor | None = None
+    weight: Tensor | None = None
     kept: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
@@ -118,6 +121,12 @@ class Block:
         return torch.zeros(self.x.shape[:2], dtype=torch.int64) if self.fold is None else self.fold
 
     @cached_property
+    def mass(self) -> Tensor:
+        """[C, N] how many rows each counts as in sums over rows: 1, or its weight, and 0 on padding."""
+        real = self.real.to(self.x.dtype)
+        return real if self.weight is None else real * self.weight.to(self.x.dtype)
+
+    @cached_property
     def weights(self) -> Tensor:
         """[C, N] 1/n on real rows and 0 on padding, so that a weighted sum over rows is a client's mean."""
         each = 1.0 / self.n.clamp(min=1).to(self.x.dtype)[:, None]
@@ -126,8 +135,8 @@ class Block:
     def clients(self, part: slice | Tensor) -> "Block":
         """Take some of the clients: a slice of them is a view."""
         mask = None if self.mask is None else self.mask[part]
-        y, fold = (None if value is None else value[part] for value in (self.y, self.fold))
-        return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold)
+        y, fold, weight = (None if value is None else value[part] for value in (self.y, self.fold, self.weight))
+        return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold, weight)
 
 
 @dataclass(frozen=True)
@@ -637,7 +646,11 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
         for s in range(runs):
             own = {name: v[s] if isinstance(v, Tensor) else v for name, v in shared.items()}
             answers.append(step(own, {k: v[s] for k, v in each.items()}, {k: v[s] for k, v in private.items()}, data))
-        reply, kept = ({name: _stacked([a[i][name] for a in answers]) for name in answers[0][i]} for i in (0, 1))
+        reply = {name: _stacked([a[0][name] for a in answers]) for name in answers[0][0]}
+        named = {name for _, own in answers for name in own}  # what a run does not mention stays as it is
+        kept = {
+            name: _stacked([own.get(name, private[name][s]) for s, (_, own) in enumerate(answers)]) for name in named
+        }
         return reply, kept
 
     looped.__name__, looped.__module__, looped.__doc__ = step.__name__, step.__module__, step.__doc__
@@ -645,6 +658,8 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
     return looped
 
 
-def _stacked(values: list[Tensor]) -> Tensor:
+def _stacked(values: Sequence[Any]) -> Any:
     """Stack runs; one alone is not copied."""
-    return values[0][None] if len(values) == 1 else torch.stack(values)
+    if isinstance(values[0], RowProduct):
+        return RowProduct(values[0].x, _stacked([value.g for value in values]))
+    return values[0][None] if len(values) == 1 else torch.stack(list(values))

@@ -142,7 +142,7 @@ def test_client_column_is_missing(parquet):
 
 
 def test_semicolons(text):
-    refused(text("who;x;y\na;1;2\n"), "no client column", hint="commas")
+    refused(text("who;x;y\na;1;2\n"), "no client column", hint="--sep ';'")
 
 
 def test_target_column_is_missing(parquet):
@@ -331,9 +331,9 @@ X, Y, G = np.arange(8.0).reshape(4, 2), np.array([0.5, 1, 2, 3]), np.array(["a",
 BAD_ARRAYS = {
     "X has shape (4,)": (X[:, 0], Y, G),
     "X has shape (0, 2)": (X[:0], Y[:0], G[:0]),
-    "X has dtype object": (X.astype(object), Y, G),
+    "X has a value that is not numeric": (np.where(X == 3, "three", X.astype(object)), Y, G),
     "X has dtype <U3": (X.astype("U3"), Y, G),
-    "X has dtype complex128": (X.astype(complex), Y, G),
+    "X has complex numbers": (X.astype(complex), Y, G),
     "X has rows of different lengths": ([[1, 2], [3]], None, None),
     "X has infinite values": (np.where(X == 3, np.inf, X), Y, G),
     "X has missing values in 1 rows": (np.where(X == 3, np.nan, X), Y, G),

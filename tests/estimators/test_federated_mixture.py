@@ -268,7 +268,7 @@ def test_assign_estimates_the_proportions_of_new_clients(model: FederatedMixture
 def test_missing_groups_and_other_features_are_refused(model: FederatedMixture) -> None:
     with pytest.raises(DataError, match="the client of each row is not given"):
         model.predict(ROWS.x)
-    with pytest.raises(DataError, match=r"rows have shape \(3,\), training rows had \(2,\)"):
+    with pytest.raises(DataError, match=r"X has 3 features, but it is expecting 2 features"):
         model.predict(np.ones((2, 3)), groups=["a", "b"])
     with pytest.raises(DataError, match="other features or category levels"):
         model.predict(planted(4, 10).clients())

@@ -155,7 +155,8 @@ def test_headline_says_groups_and_both_scores(folder: Path) -> None:
     assert "3 groups among 139 clients; on held-out rows RMSE 0.796 against 0.810 with one model for all." in text
 
 
-def test_shows_every_part_of_a_full_run(folder: Path) -> None:
+def test_shows_every_part_of_a_full_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
     page = write_report(folder).read_text(encoding="utf-8")
     text = words(page)
     for part in ("comparison", "training", "clusters", "clients", "traffic", "events", "use", "settings"):

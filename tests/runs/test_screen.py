@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coterie.engines.in_process import Round
 from coterie.runs import screen
-from coterie.runs.screen import Follow, following
+from coterie.runs.screen import Follow, following, progress
 
 
 def ended(number: int) -> Round:
@@ -40,6 +40,7 @@ def test_lines_come_from_time_to_time_where_there_is_no_terminal(monkeypatch: py
         if line == "message 1: assign and train":
             told.set()
 
+    monkeypatch.delenv(screen.QUIET, raising=False)
     monkeypatch.setattr(screen.err, "print", hear)
     with following(every=0.001) as follow:
         follow.message("assign and train")
@@ -47,7 +48,33 @@ def test_lines_come_from_time_to_time_where_there_is_no_terminal(monkeypatch: py
     assert active_count() == before  # nobody speaks after the run
 
 
+def test_a_fit_tells_its_rounds_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, told = active_count(), Event()
+
+    def hear(line: str) -> None:
+        if line == "fit: round 3 of 10":
+            told.set()
+
+    monkeypatch.delenv(screen.QUIET, raising=False)
+    monkeypatch.setattr(screen.err, "print", hear)
+    with progress(every=0.001) as watch:
+        assert watch is not None
+        watch("fit", ended(3), 10)
+        assert told.wait(60)
+    assert active_count() == before
+
+
+def test_nothing_is_told_when_quiet_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(screen.QUIET, "1")
+    before = active_count()
+    with progress(every=0.001) as watch, following(every=0.001) as follow:
+        assert watch is None
+        follow.message("assign and train")
+        assert active_count() == before  # nobody who could speak
+
+
 def test_bars_count_messages_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(screen.QUIET, raising=False)
     screened = StringIO()
     terminal = Console(force_terminal=True, width=120, file=screened)
     monkeypatch.setattr(screen, "err", terminal)

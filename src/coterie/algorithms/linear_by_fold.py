@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from coterie.algorithms.log_odds import LogOdds, projected
 from coterie.algorithms.outcome_curves import Likelihood, PartialLikelihood
 from coterie.algorithms.robust import LOSSES
 from coterie.models.outcomes import outcome_of
@@ -23,6 +24,7 @@ from coterie.protocol import Block, Limit, Tensors
 
 __all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "noise_level"]
 
+_FEW_ROWS = 16  # of a client, over which its matrix of second derivatives is counted
 NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
 
 
@@ -108,21 +110,25 @@ class Problem:
         return {"products": torch.zeros(self.n_folds + 1, size, size, dtype=torch.float64)}
 
     def masks(self, data: Block) -> tuple[Tensor, Tensor]:
-        """Which rows are trained on, and which are held out.  [F, C, N]"""
+        """How much rows count that are trained on, and those that are held out; the others are 0.  [F, C, N]"""
         numbers = torch.tensor(self.held).view(-1, 1, 1)
-        train = (data.folds != numbers) & (data.folds != self.n_folds) & data.real
-        return train.to(data.x.dtype), ((data.folds == numbers) & data.real).to(data.x.dtype)
+        train = (data.folds != numbers) & (data.folds != self.n_folds)
+        return train * data.mass, (data.folds == numbers) * data.mass
 
-    @property
-    def scratch(self) -> int:
-        """Numbers that a pass over the rows holds for each row and fit."""
+    def scratch(self, models: int, second: int = 0) -> int:
+        """Numbers that a pass holds for each row: of so many models in each fit, and of so many second derivatives.
+
+        A client's matrices are by far fastest where those of a block stay in the cache.
+        """
+        fits, squares = len(self.held), 3 * self.n_parameters**2 // _FEW_ROWS
         if self.is_regression:
-            return 2
+            return 2 * max(models, second) + fits * squares * second
         if self.is_stratified:
-            return len(self.held) * (30 + 4 * self.n_features)
+            return fits * (30 * models + (4 * self.n_features + squares) * second)
         if self.outcome:
-            return len(self.held) * (8 + (1 + self.n_extra) ** 2)
-        return len(self.held) * (3 * max(self.n_classes, 2) + self.n_outputs**2)
+            return fits * ((8 + self.n_extra) * models + ((1 + self.n_extra) ** 2 + squares) * second)
+        pairs = self.n_outputs * (self.n_outputs + 1)
+        return 3 * fits * (4 * max(self.n_classes, 2) * models + (pairs + squares) * second)
 
 
 class Curves(Protocol):
@@ -137,6 +143,9 @@ class Curves(Protocol):
     def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, gradient and second derivatives on training rows.  -> [F, J, C], [F, J, C, P], [F, J | 1, C, P, P]"""
 
+    def along(self, theta: Tensor, root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same along the columns of B [F, J, P, R].  -> [F, J, C], [F, J, C, R], [F, J, C, R, R]"""
+
     def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over held-out rows: the loss, and squared errors or rows predicted right.  -> [F, J, C] each"""
 
@@ -146,11 +155,12 @@ def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Ten
     if problem.outcome:
         return (PartialLikelihood if problem.is_stratified else Likelihood)(problem, data), {}
     if not problem.is_regression:
-        return _LogOdds(problem, data), {}
+        return LogOdds(problem, data), {}
     products = private["products"]  # [C, V + 1, Q, Q]
     if bool(((products[..., -2, -2].sum(1) == 0) & (data.n > 0)).any()):  # not formed yet
         products = _products(problem, data)
-    return _Squares(problem, products), {"products": products}
+        return _Squares(problem, products), {"products": products}
+    return _Squares(problem, products), {}
 
 
 def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
@@ -178,6 +188,10 @@ class _Squares:
         gradient = torch.einsum("fcpq,fjcq->fjcp", a, theta.expand(-1, -1, a.shape[1], -1)) - b[:, None]
         return self.loss(theta), gradient, a[:, None]
 
+    def along(self, theta: Tensor, root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss, gradient, hessian = self.quadratic(theta)
+        return loss, *projected(root, gradient, hessian)
+
     def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         squares = _squared_errors(self.held, theta)
         return 0.5 * squares, squares
@@ -190,69 +204,9 @@ def _squared_errors(products: Tensor, theta: Tensor) -> Tensor:
     return torch.einsum("fjcp,fcpq,fjcq->fjc", residual, products, residual).clamp(min=0.0)
 
 
-class _LogOdds:
-    """Classification: every pass looks at the rows."""
-
-    def __init__(self, problem: Problem, data: Block) -> None:
-        self.problem, self.data = problem, data
-        self.x = torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
-        self.y = data.target
-        self.train, self.held = problem.masks(data)
-        self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
-
-    def loss(self, theta: Tensor) -> Tensor:
-        return -self._sum(self._log_p(theta), self.train)
-
-    def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        log_p = self._log_p(theta)  # [F, J, C, N, K]
-        first = log_p.shape[-1] - self.problem.n_outputs  # of two classes the first has log odds 0
-        p = log_p.exp()[..., first:]
-        there = torch.nn.functional.one_hot(self.y, log_p.shape[-1])[..., first:].to(p.dtype)
-        mask = self.train[:, None, ..., None]
-        gradient = torch.einsum("fjcno,cnd->fjcod", (p - there) * mask, self.x).flatten(-2)
-        return -self._sum(log_p, self.train), gradient, self._hessian(p * mask, p)
-
-    def _hessian(self, weighted: Tensor, p: Tensor) -> Tensor:
-        """Sum over rows of (diag(p) - p p^T) x x^T, from pairs of outputs and pairs of features.  -> [F, J, C, P, P]"""
-        outputs, size = p.shape[-1], self.x.shape[-1]
-        o, q = torch.triu_indices(outputs, outputs)
-        hessian = (
-            torch.where(o == q, weighted[..., o], 0.0) - weighted[..., o] * p[..., q]
-        )  # [F, J, C, N, O (O + 1) / 2]
-        d, e = torch.triu_indices(size, size)
-        pairs = self.data.once("pairs of features", lambda: self.x[..., d] * self.x[..., e])
-        flat = hessian.permute(2, 0, 1, 4, 3).flatten(1, 3) @ pairs  # [C, F J O.., D..]
-        packed = flat.view(len(flat), *p.shape[:2], len(o), len(d)).movedim(0, 2)  # [F, J, C, O.., D..]
-        half = packed.new_empty(*packed.shape[:-1], size, size)
-        half[..., d, e] = packed
-        half[..., e, d] = packed
-        full = half.new_empty(*half.shape[:3], outputs, size, outputs, size)
-        full[..., o, :, q, :] = half.movedim(3, 0)
-        full[..., q, :, o, :] = half.movedim(3, 0)
-        out: Tensor = full.flatten(-2).flatten(-3, -2)
-        return out
-
-    def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        log_p = self._log_p(theta)
-        right = (log_p.argmax(-1) == self.y).to(log_p.dtype)
-        return -self._sum(log_p, self.held), torch.einsum("fjcn,fcn->fjc", right, self.held)
-
-    def _log_p(self, theta: Tensor) -> Tensor:
-        """Log probability of every class.  [F, J, C | 1, P] -> [F, J, C, N, K]"""
-        weights = theta.reshape(*theta.shape[:-1], self.problem.n_outputs, -1).expand(-1, -1, len(self.x), -1, -1)
-        scores = torch.einsum("cnd,fjcod->fjcno", self.x, weights)
-        if self.problem.n_outputs == 1:
-            scores = torch.cat([torch.zeros_like(scores), scores], -1)
-        return scores.log_softmax(-1)
-
-    def _sum(self, log_p: Tensor, mask: Tensor) -> Tensor:
-        index = self.y.expand(log_p.shape[:-1])[..., None]
-        return torch.einsum("fjcn,fcn->fjc", log_p.gather(-1, index)[..., 0], mask)
-
-
 def _products(problem: Problem, data: Block) -> Tensor:
     """Sums of products by fold.  [C, V + 1, Q, Q]"""
     z = torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None].to(data.x.dtype)], -1)
     z = z * data.real[..., None]
-    z_t, fold = z.transpose(1, 2), data.folds[..., None]
+    z_t, fold = (z * data.mass[..., None]).transpose(1, 2), data.folds[..., None]
     return torch.stack([torch.bmm(z_t, z * (fold == number)) for number in range(problem.n_folds + 1)], 1)

@@ -37,7 +37,7 @@ def newton_fedprox(state: State | None, *, start: Tensor, problem: Problem, stre
     while state.round < (1 if problem.is_regression else _STEPS):
         got = yield Ask(
             fedprox_step, {"problem": problem, "theta": state.theta, "strength": strength},
-            {"pull": Sum(), "slope": Sum()}, fresh=problem.fresh, scratch=problem.scratch * many,
+            {"pull": Sum(), "slope": Sum()}, fresh=problem.fresh, scratch=problem.scratch(many, 2 * many),
         )  # fmt: skip
         state = replace(state, round=state.round + 1)
         if got is not None and got.n:

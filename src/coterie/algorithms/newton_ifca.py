@@ -172,7 +172,7 @@ def _step_ask(state: State, problem: Problem) -> Ask:
     fold |= {name: Sum() for name in ("objective", "precision", "there", "curvature", "n")}
     return Ask(
         cluster_step, {"problem": problem, "theta": state.theta, "noise": state.noise}, fold, fresh=problem.fresh,
-        scratch=problem.scratch * state.theta.shape[1] * state.theta.shape[2],
+        scratch=problem.scratch(state.theta.shape[1] * state.theta.shape[2], state.theta.shape[1]),
         limits={"hessian": SQUARES, "curvature": SQUARES, "rows": COUNT, "n": COUNT, "there": ONCE},
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algor
     """
     n_clusters = found.theta.shape[2]
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
-    kept: dict[str, Any] = {"fresh": {**problem.fresh, **fresh_model(problem)}, "scratch": problem.scratch * n_clusters}
+    kept: dict[str, Any] = {"fresh": {**problem.fresh, **fresh_model(problem)}, "scratch": problem.scratch(n_clusters)}
     got = yield Ask(loss_gap, shared, {"gap": Stack()}, **kept)
     if got is None or got.n == 0:
         return None
@@ -261,7 +261,7 @@ def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
     return Ask(
         judge_clusters, shared, fold, fresh=problem.fresh,
-        scratch=problem.scratch * found.theta.shape[1] * found.theta.shape[2],
+        scratch=problem.scratch(found.theta.shape[1] * found.theta.shape[2]),
         limits={"loss": problem.losses, "metric": LOSSES, "rows": COUNT},
     )  # fmt: skip
 

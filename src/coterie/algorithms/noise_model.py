@@ -109,33 +109,25 @@ def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
 def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums of residuals' powers by responsibility.  -> [C, F, R, 3]"""
     train, _ = shared["problem"].masks(data)
-    residual, density = _noise_density(shared, data)
-    gamma = (shared["weights"][:, None, None].log() + density).softmax(-1) * train[..., None]
+    residual, _ = _scaled_residuals(shared, data)
+    density = normal(residual[:, :, None] - shared["centre"][:, None, :, None], shared["noise"][:, None, :, None])
+    gamma = (shared["weights"].log()[:, None, :, None] + density).softmax(2) * train[:, :, None]  # [F, C, R, N]
     powers = torch.stack([torch.ones_like(residual), residual, residual.square()], -1)  # [F, C, N, 3]
-    return {"moments": torch.einsum("fcnr,fcnk->cfrk", gamma, powers)}, {}
+    return {"moments": (gamma @ powers).transpose(0, 1)}, {}
 
 
 @answers(loss=Stack(), plain=Stack())
 @one_run_at_a_time
 def judge_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Minus the log-likelihood of held-out rows, with the noise's shape and with normal noise.  -> [C, F] each"""
-    train, held = shared["problem"].masks(data)
-    scaled, log_variance = _scaled_residuals(shared, data)
-    centre, noise = shared["centre"][:, None, None], shared["noise"][:, None, None]
-    common = shared["weights"][:, None]
-    loss, _ = settled(scaled[..., None] - centre, noise, common, train, held, own=False)
+    train, held = (mask.transpose(0, 1) for mask in shared["problem"].masks(data))  # [C, F, N]
+    scaled, log_variance = (value.transpose(0, 1) for value in _scaled_residuals(shared, data))
+    noise, common = shared["noise"][..., None], shared["weights"]
+    loss, _ = settled(scaled[:, :, None] - shared["centre"][..., None], noise, common, train, held, own=False)
     loss = loss + 0.5 * (log_variance * held).sum(-1)
-    width = shared["spread"][:, None, None, None]
-    residual = (scaled * (0.5 * log_variance).exp())[..., None]
-    plain, _ = settled(residual, width, torch.ones_like(common[..., :1]), train, held, own=False)
-    return {"loss": loss.T, "plain": plain.T}, {}
-
-
-def _noise_density(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:
-    """Scaled residuals [F, C, N], and the residuals' log density under every component [F, C, N, R]."""
-    residual, log_variance = _scaled_residuals(shared, data)
-    centre, noise = shared["centre"][:, None, None], shared["noise"][:, None, None]
-    return residual, normal(residual[..., None] - centre, noise) - 0.5 * log_variance[..., None]
+    residual, width = (scaled * (0.5 * log_variance).exp())[:, :, None], shared["spread"][:, None, None]
+    plain, _ = settled(residual, width, torch.ones_like(common[:, :1]), train, held, own=False)
+    return {"loss": loss, "plain": plain}, {}
 
 
 def _scaled_residuals(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:

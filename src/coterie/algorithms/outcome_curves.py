@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from coterie.algorithms.log_odds import projected, with_intercept
 from coterie.models.cox import Risk, concordance
 from coterie.models.outcomes import ROWS, RowOutcome
 from coterie.protocol import Block
@@ -23,7 +24,7 @@ class Likelihood:
 
     def __init__(self, problem: "Problem", data: Block) -> None:
         self.problem, self.data = problem, data
-        self.x = torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)  # [C, N, D + 1]
+        self.x = data.once("features and intercept", lambda: with_intercept(data))  # [C, N, D + 1]
         self.y = data.target
         self.train, self.held = problem.masks(data)
         self.n, self.n_held = self.train.sum(-1)[:, None], self.held.sum(-1)[:, None]
@@ -47,6 +48,10 @@ class Likelihood:
             gradient,
             self._hessian(first, second),
         )
+
+    def along(self, theta: Tensor, root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss, gradient, hessian = self.quadratic(theta)
+        return loss, *projected(root, gradient, hessian)
 
     def _hessian(self, first: Tensor, second: Tensor) -> Tensor:
         """Of weights and intercept, mixed, and of extra parameters.  [F, J, C, N, 1 + Q, 1 + Q] -> [F, J, C, P, P]"""

@@ -185,12 +185,16 @@ def column_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     real = data.real.view(*data.real.shape, *(1,) * (data.x.dim() - 2))
     there = real & ~data.x.isnan()
     x = torch.where(there, data.x, 0).to(torch.float64) - shared["mean"][0] * there
-    reply = {"n": there.sum(1, dtype=torch.float64), "sum": x.sum(1), "square": (x * x).sum(1)}
-    n = data.n.to(torch.float64)
     y = torch.zeros_like(data.weights, dtype=torch.float64)
     if shared["real"]:
         y = (data.target.to(torch.float64) - shared["y_mean"][0]) * data.real
-    reply |= {"y_n": n, "y_sum": y.sum(1), "y_square": (y * y).sum(1)}
+    if data.weight is None:
+        reply = {"n": there.sum(1, dtype=torch.float64), "sum": x.sum(1), "square": (x * x).sum(1)}
+        reply |= {"y_n": data.n.to(torch.float64), "y_sum": y.sum(1), "y_square": (y * y).sum(1)}
+    else:
+        mass, each_y = data.mass.to(torch.float64).view(real.shape), data.mass.to(torch.float64)
+        reply = {"n": (there * mass).sum(1), "sum": (x * mass).sum(1), "square": (x * x * mass).sum(1)}
+        reply |= {"y_n": each_y.sum(1), "y_sum": (y * each_y).sum(1), "y_square": (y * y * each_y).sum(1)}
     return {name: value[None] for name, value in reply.items()}, {}
 
 
@@ -200,8 +204,8 @@ def monomial_sums(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
     scaling = Scaling(shared["fill"][0], shared["centre"][0], shared["scale"][0], zero, one)
     made = monomials(scaling.features(data.x.to(torch.float64)), shared["degree"])
-    about = (made - shared["mean"][0]) * data.real[..., None]
-    reply = {"n": data.n.to(torch.float64), "sum": about.sum(1), "square": (about * about).sum(1)}
+    about, mass = made - shared["mean"][0], data.mass.to(torch.float64)[..., None]
+    reply = {"n": mass.sum((1, 2)), "sum": (about * mass).sum(1), "square": (about * about * mass).sum(1)}
     return {name: value[None] for name, value in reply.items()}, {}
 
 

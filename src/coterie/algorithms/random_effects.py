@@ -10,6 +10,7 @@ own, drawn to a common one.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -50,6 +51,8 @@ _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
 _OUTCOME_CENTRE_EVERY = 2  # of other outcomes, whose extra parameters move with it
 _HALVINGS = 4
 _OUTCOME_HALVINGS = 12  # exponentials overshoot far
+_SURE = 1e-3  # of a Newton step's gain in nats: so near the mode log odds change too little for it to go too far
+_STILL = 1e-10  # likewise: after such a step nothing is left to gain
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
 _FLAT = 100.0  # variance of what is free, in a local model: intercepts
 
@@ -280,7 +283,9 @@ def _ask(
     if keep is not None:
         fresh |= fresh_model(problem)
     limits = {name: limit for name, limit in (_LIMITS | {"loss": problem.losses}).items() if name in fold}
-    return Ask(step, shared, fold, fresh=fresh, scratch=problem.scratch * shape[1], work=float(steps), limits=limits)
+    return Ask(
+        step, shared, fold, fresh=fresh, scratch=problem.scratch(shape[1], shape[1]), work=float(steps), limits=limits
+    )
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
@@ -292,18 +297,20 @@ def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data
     at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
     there = (at.n > 0).to(torch.float64)  # [F, 1, C]: who has no training rows would only repeat the prior
-    outer = found.v[..., None] * found.v[..., None, :] + found.covariance
-    projected = found.projected / found.noise[..., None, None]
-    pull = found.v.square() - torch.einsum(
-        "fjcrs,fjcsr->fjcr", projected, found.covariance
-    )  # at the mode the slope is -v
+    noiseless = not shared["problem"].is_regression
+    outer = torch.addcmul(found.covariance, found.v[..., None], found.v[..., None, :])
+    projected = found.projected if noiseless else found.projected / found.noise[..., None, None]
+    pull = found.v.square() - (projected * found.covariance).sum(-1)  # at the mode the slope is -v
     reply = {
         "count": there,
         "precision": there / found.next_noise,
-        "second": there[..., None, None] * outer,
-        "stretch": there[..., None] * pull,
-        "stiffness": there[..., None, None] * projected * outer,
+        "second": outer,
+        "stretch": pull,
+        "stiffness": projected * outer,
     }
+    if not bool(there.all()):
+        for name in ("second", "stretch", "stiffness"):
+            reply[name] = reply[name] * there.view(*there.shape, *(1,) * (reply[name].dim() - 3))
     if shared["centre"]:
         reply |= _about_mean(shared, at, found, there)
     return _by_client(reply), {**products, **_kept(shared, found)}
@@ -312,14 +319,15 @@ def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data
 def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Tensor) -> Tensors:
     """Slope and curvature of minus the log-likelihood in m, v_i integrated out: H - H B (B^T H B + I)^-1 B^T H."""
     root = shared["root"]
-    _, gradient, hessian = at.quadratic(_models(shared, found.v))
+    models = _models(shared["mean"], shared["root"], found.v)
+    _, gradient, hessian = at.quadratic(models)
     scaled = hessian / found.noise[..., None, None]  # [F, J, C, P, P]
     seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
     known = scaled - seen @ found.covariance @ seen.transpose(-2, -1)
     slope = gradient / found.noise[..., None]
     if isinstance(at, Likelihood) and shared["problem"].n_extra:
         unsure = torch.einsum("fjpr,fjcrs,fjqs->fjcpq", root, found.covariance, root)
-        wider = at.spread_slope(_models(shared, found.v), unsure)
+        wider = at.spread_slope(models, unsure)
         slope = torch.cat([slope[..., : -wider.shape[-1]], slope[..., -wider.shape[-1] :] + wider], -1)
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
@@ -331,7 +339,7 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     """Make a model of the prior and of the client's training rows, and judge it by the held-out ones."""
     at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
-    models = _models(shared, found.v)
+    models = _models(shared["mean"], shared["root"], found.v)
     loss, right = at.held_out(models)
     kept = {**products, **_kept(shared, found)}
     if shared["keep"] is not None:
@@ -346,17 +354,22 @@ def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     """Make a model of the prior and of the client's rows, and keep it: that of the last fit and the first setting."""
     at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
-    own = as_dense(shared["model"], _models(shared, found.v)[-1, 0])
+    own = as_dense(shared["model"], _models(shared["mean"], shared["root"], found.v)[-1, 0])
     return {}, {**products, **_kept(shared, found), "theta": own}
 
 
 @dataclass(frozen=True)
 class _Effects:
     v: Tensor  # [F, J, C, R] mode
-    covariance: Tensor  # [F, J, C, R, R]
+    factor: Tensor  # [F, J, C, R, R] of its precision
     projected: Tensor  # [F, J, C, R, R] B^T H B
-    noise: Tensor  # [F, J, C] that mode and covariance rest on
+    noise: Tensor  # [F, J, C] that mode and precision rest on
     next_noise: Tensor  # [F, J, C] that follows from them
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """[F, J, C, R, R]"""
+        return torch.cholesky_inverse(self.factor)
 
 
 def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
@@ -368,53 +381,71 @@ def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     v = private[f"{tag} effects"].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
     for _ in range(min(steps, _NOISE_STEPS) if regression else 1):
         noise = next_noise
-        v, covariance, projected = _mode(shared, at, v, noise, 1 if regression else steps)
+        v, factor, projected = _mode(shared, at, v, noise, 1 if regression else steps)
+        found = _Effects(v, factor, projected, noise, next_noise)
         if regression:
-            unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", projected, covariance)
-            next_noise = noise_level(at.loss(_models(shared, v)) + unsure, at.n, common)
-    return _Effects(v, covariance, projected, noise, next_noise)
+            unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", projected, found.covariance)
+            loss = at.loss(_models(shared["mean"], shared["root"], v))
+            next_noise = noise_level(loss + unsure, at.n, common)
+    return replace(found, next_noise=next_noise)
 
 
 def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's method for loss(m + B v) / noise + |v|^2 / 2.  -> mode, covariance there, B^T H B"""
-    root = shared["root"]  # [F, J, P, R]
-    one = torch.eye(v.shape[-1], dtype=v.dtype)
-    for _ in range(steps):
-        loss, gradient, hessian = at.quadratic(_models(shared, v))
-        projected = _projected(root, hessian)
-        slope = torch.einsum("fjpr,fjcp->fjcr", root, gradient) / noise[..., None] + v
-        factor = torch.linalg.cholesky(projected / noise[..., None, None] + one)
+    """Newton's method for loss(m + B v) / noise + |v|^2 / 2.  -> mode, factor of the precision there, B^T H B
+
+    Settings for which it has come to rest, for all these clients, take no further steps.
+    """
+    one, sure = (
+        torch.eye(v.shape[-1], dtype=v.dtype),
+        not shared["problem"].is_regression,
+    )  # other outcomes have no noise
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []  # of settings that rest: v, factor, B^T H B
+    places, on = [], torch.arange(v.shape[1])
+    mean, root = shared["mean"], shared["root"]  # [F, J, P], [F, J, P, R]
+    halvings = _OUTCOME_HALVINGS if shared["problem"].outcome else _HALVINGS
+    for left in range(steps - 1, -1, -1):
+        loss, pull, projected = at.along(_models(mean, root, v), root)
+        slope, precision = (pull, projected) if sure else (pull / noise[..., None], projected / noise[..., None, None])
+        slope, precision = slope + v, precision + one
+        factor = torch.linalg.cholesky(precision)
         step = torch.cholesky_solve(slope[..., None], factor)[..., 0]
-        if shared["problem"].is_regression:
+        if not sure:
+            return v - step, factor, projected
+        gain = (slope * step).sum(-1)  # [F, J, C] twice what the step gains, were the loss quadratic
+        if bool((gain < _SURE).all()):
             v = v - step
         else:
-            v = _halved(shared, at, v, step, loss + 0.5 * v.square().sum(-1))
-    return v, torch.cholesky_inverse(factor), projected
+            v = _halved(mean, root, at, v, step, loss + 0.5 * v.square().sum(-1), halvings)
+        moves = gain.amax((0, 2)) > _STILL if left else torch.zeros(len(on), dtype=torch.bool)  # [J]
+        if bool(moves.all()):
+            continue
+        parts.append((v[:, ~moves], factor[:, ~moves], projected[:, ~moves]))
+        places.append(on[~moves])
+        on, v, mean, root, noise = on[moves], v[:, moves], mean[:, moves], root[:, moves], noise[:, moves]
+        if not len(on):
+            break
+    if len(parts) == 1:
+        return parts[0]
+    order = torch.cat(places).argsort()
+    v, factor, projected = (torch.cat(part, 1)[:, order] for part in zip(*parts, strict=True))
+    return v, factor, projected
 
 
-def _projected(root: Tensor, hessian: Tensor) -> Tensor:
-    """B^T H B; a diagonal B needs no products of matrices.  [F, J, P, R], [F, J | 1, C, P, P] -> [F, J, C, R, R]"""
-    if root.shape[-2] == root.shape[-1] and not bool(root.tril(-1).any()) and not bool(root.triu(1).any()):
-        d = root.diagonal(dim1=-2, dim2=-1)[:, :, None]
-        return d[..., None] * hessian * d[..., None, :]
-    return torch.einsum("fjpr,fjcpq,fjqs->fjcrs", root, hessian.expand(-1, root.shape[1], -1, -1, -1), root)
-
-
-def _halved(shared: dict[str, Any], at: Curves, v: Tensor, step: Tensor, before: Tensor) -> Tensor:
+def _halved(mean: Tensor, root: Tensor, at: Curves, v: Tensor, step: Tensor, before: Tensor, halvings: int) -> Tensor:
     """Take the step, or as much of it as does not make things worse."""
     length = torch.ones_like(before)
-    for _ in range(_OUTCOME_HALVINGS if shared["problem"].outcome else _HALVINGS):
+    for _ in range(halvings):
         new = v - length[..., None] * step
-        worse = at.loss(_models(shared, new)) + 0.5 * new.square().sum(-1) > before + 1e-9 * before.abs()
+        worse = at.loss(_models(mean, root, new)) + 0.5 * new.square().sum(-1) > before + 1e-9 * before.abs()
         if not bool(worse.any()):
             return new
         length = torch.where(worse, 0.5 * length, length)
     return torch.where(worse[..., None], v, new)
 
 
-def _models(shared: dict[str, Any], v: Tensor) -> Tensor:
-    """m + B v.  [F, J, C, R] -> [F, J, C, P]"""
-    made: Tensor = shared["mean"][:, :, None] + torch.einsum("fjpr,fjcr->fjcp", shared["root"], v)
+def _models(mean: Tensor, root: Tensor, v: Tensor) -> Tensor:
+    """m + B v.  [F, J, P], [F, J, P, R], [F, J, C, R] -> [F, J, C, P]"""
+    made: Tensor = mean[:, :, None] + torch.einsum("fjpr,fjcr->fjcp", root, v)
     return made
 
 

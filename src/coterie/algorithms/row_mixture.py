@@ -15,7 +15,19 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
 from coterie.algorithms.robust import COUNT, LOSSES
-from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, one_run_at_a_time
+from coterie.protocol import (
+    Algorithm,
+    Ask,
+    Block,
+    Replies,
+    RowProduct,
+    Save,
+    Stack,
+    Sum,
+    Tensors,
+    answers,
+    one_run_at_a_time,
+)
 
 __all__ = [
     "LEAST", "Mixed", "State", "expect_rows", "judge_mixed", "judge_mixed_ask", "normal", "row_mixture", "rows_of",
@@ -109,7 +121,7 @@ def _likeliest(state: State) -> State:
 
 def _maximised(state: State, got: Replies, spread: Tensor) -> State:
     """The M-step, from sums of products by responsibility."""
-    moments = _square(got["moments"], state.theta.shape[-1] + 1)  # [F, J, R, Q, Q]
+    moments = _square(got["moments"].movedim(0, -1), state.theta.shape[-1] + 1)  # [F, J, R, Q, Q]
     rows = got["rows"].clamp(min=1e-9)
     little = 1e-6 * (1 + rows[..., None]).expand_as(state.theta)
     theta = torch.linalg.solve(moments[..., :-1, :-1] + torch.diag_embed(little), moments[..., :-1, -1])
@@ -144,44 +156,39 @@ def _scratch(state: Mixed, problem: Problem) -> int:
     return 6 * state.weights.numel() + (problem.n_features + 2) * (problem.n_features + 3) // 2
 
 
-# -- on the client ----------------------------------------------------------------------------------------------------
+# -- on the client: values lie [C, F, J, R, N], with rows last ----------------------------------------------------------
 @answers(moments=Sum(), rows=Sum(), likelihood=Sum())
 @one_run_at_a_time
 def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """The E-step: sums of products of training rows by responsibility, and new proportions of the client's own."""
     name = shared["own"]
-    common = shared["weights"][:, :, None]  # [F, J, 1, R]
-    own = private[name].permute(1, 2, 0, 3)  # [F, J, C, R]
+    common, own = shared["weights"], private[name]  # [F, J, R], [C, F, J, R]
     weights = torch.where(own < 0, common, own)
-    train, _ = shared["problem"].masks(data)
-    joint = weights[..., None, :].log() + _density(shared, data)  # [F, J, C, N, R]
-    gamma = (shared["power"] * joint).softmax(-1) * train[:, None, ..., None]
+    train, _ = _masks(shared["problem"], data)
+    joint = normal(_residuals(shared, data), shared["noise"][..., None]) + weights.log()[..., None]  # [C, F, J, R, N]
+    gamma = (shared["power"] * joint).softmax(3) * train[:, :, None, None]
     pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
-    flat = gamma.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [C, F J R, N]
-    moments = torch.bmm(flat, pairs).view(len(flat), *gamma.shape[:2], gamma.shape[-1], -1)
-    rows = gamma.sum(3)
+    rows = gamma.sum(-1)
     reply = {
-        "moments": moments,
-        "rows": rows.movedim(2, 0),
-        "likelihood": (joint.logsumexp(-1) * train[:, None]).sum(-1).movedim(2, 0),
+        "moments": RowProduct(pairs, gamma.permute(0, 4, 1, 2, 3)),
+        "rows": rows,
+        "likelihood": (joint.logsumexp(3) * train[:, :, None]).sum(-1),
     }
-    kept = _proportions(rows, common).permute(2, 0, 1, 3)
-    return reply, {name: kept}
+    return reply, {name: _proportions(rows, common)}
 
 
 @answers(loss=Stack(), metric=Stack(), rows=Stack())
 @one_run_at_a_time
 def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Find the client's proportions and noise in its training rows, and judge the mixture by the held-out ones."""
-    train, held = shared["problem"].masks(data)
-    residual, common = _residuals(shared, data), shared["weights"][:, :, None]
-    noise = shared["noise"][:, :, None, None]
-    loss, weights = settled(residual, noise, common, train[:, None], held[:, None], own=True)
+    train, held = (mask[:, :, None] for mask in _masks(shared["problem"], data))  # [C, F, 1, N]
+    noise, common = shared["noise"][..., None], shared["weights"]
+    loss, weights = settled(_residuals(shared, data), noise, common, train, held, own=True)
     z = rows_of(data)
-    expected = torch.einsum("fjcp,cnp->fjcn", torch.einsum("fjcr,fjrp->fjcp", weights, shared["theta"]), z[..., :-1])
-    squares = (expected - z[..., -1]).square()
-    reply = {"loss": loss, "metric": (squares * held[:, None]).sum(-1), "rows": held.sum(-1)[:, None]}
-    return {field: value.movedim(2, 0) for field, value in reply.items()}, {}
+    theta = torch.einsum("cfjr,fjrp->cfjp", weights, shared["theta"])
+    expected = (theta.flatten(1, 2) @ z[..., :-1].transpose(1, 2)).view(*theta.shape[:3], -1)  # [C, F, J, N]
+    squares = (expected - z[..., -1][:, None, None]).square()
+    return {"loss": loss, "metric": (squares * held).sum(-1), "rows": held.sum(-1)}, {}
 
 
 def settled(
@@ -189,19 +196,20 @@ def settled(
 ) -> tuple[Tensor, Tensor]:
     """Minus the log-likelihood of held-out rows, once the client knows how wide its noise is, and its proportions if `own`.
 
-    residual [..., C, N, R], noise and common [..., 1, 1, R], [..., 1, R], masks [..., C, N] -> [..., C], weights [..., C, R]
+    residual [C, ..., R, N], noise [..., R, 1], common [..., R], masks [C, ..., N] -> [C, ...], weights [C, ..., R]
     """
-    weights = common.expand(*residual.shape[:-2], -1)
-    wide = torch.ones_like(residual[..., 0, 0])  # [..., C] factor on all variances
-    n = train.sum(-1)
+    weights = common.expand(len(residual), *common.shape)
+    wide = torch.ones_like(residual[..., 0, 0])  # [C, ...] factor on all variances
+    n, squares = train.sum(-1), residual.square() / noise
+    constant = (2 * torch.pi * noise).log()
     for _ in range(_WEIGHT_STEPS):
-        density = normal(residual, noise * wide[..., None, None])
-        gamma = (weights[..., None, :].log() + density).softmax(-1) * train[..., None]
+        joint = weights.log()[..., None] - 0.5 * (squares / wide[..., None, None] + constant)  # up to a constant
+        gamma = joint.softmax(-2) * train[..., None, :]
         if own:
-            weights = _proportions(gamma.sum(-2), common)
-        wide = (NOISE_ROWS + (gamma * residual.square() / noise).sum((-2, -1))) / (NOISE_ROWS + n)
+            weights = _proportions(gamma.sum(-1), common)
+        wide = (NOISE_ROWS + (gamma * squares).sum((-2, -1))) / (NOISE_ROWS + n)
     density = normal(residual, noise * wide[..., None, None])
-    likelihood = (weights[..., None, :].log() + density).logsumexp(-1)
+    likelihood = (weights.log()[..., None] + density).logsumexp(-2)
     return -(likelihood * held).sum(-1), weights
 
 
@@ -209,9 +217,15 @@ def _proportions(rows: Tensor, common: Tensor) -> Tensor:
     return (rows + _OWN_ROWS * common) / (rows.sum(-1, keepdim=True) + _OWN_ROWS)
 
 
+def _masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
+    """Of training and of held-out rows.  [C, F, N]"""
+    train, held = (mask.transpose(0, 1) for mask in problem.masks(data))
+    return train, held
+
+
 def rows_of(data: Block) -> Tensor:
     """Features, intercept and target.  [C, N, Q]"""
-    return torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None]], -1)
+    return data.once("rows", lambda: torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None]], -1))
 
 
 def _pairs(data: Block) -> Tensor:
@@ -220,17 +234,11 @@ def _pairs(data: Block) -> Tensor:
     return z[..., i] * z[..., j]
 
 
-def _density(shared: dict[str, Any], data: Block) -> Tensor:
-    """Log density of every row under every component.  [F, J, C, N, R]"""
-    return normal(_residuals(shared, data), shared["noise"][:, :, None, None])
-
-
 def _residuals(shared: dict[str, Any], data: Block) -> Tensor:
-    """Of every row under every component.  [F, J, C, N, R]"""
+    """Of every row under every component.  [C, F, J, R, N]"""
     z, theta = rows_of(data), shared["theta"]
-    outputs = (z[..., :-1].flatten(0, 1) @ theta.flatten(0, 2).T).view(*z.shape[:2], *theta.shape[:3])
-    residual: Tensor = z[..., -1, None, None, None] - outputs
-    return residual.permute(2, 3, 0, 1, 4)
+    outputs = torch.matmul(theta.flatten(0, 2), z[..., :-1].transpose(1, 2))  # [C, F J R, N]
+    return (z[..., -1][:, None] - outputs).view(len(z), *theta.shape[:3], -1)
 
 
 def normal(residual: Tensor, noise: Tensor) -> Tensor:

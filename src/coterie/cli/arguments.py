@@ -19,6 +19,8 @@ __all__ = [
     "Client",
     "Data",
     "DataOrSites",
+    "Decimal",
+    "Encoding",
     "Event",
     "Exclude",
     "Hidden",
@@ -27,9 +29,12 @@ __all__ = [
     "NewClients",
     "OutcomeWord",
     "Seed",
+    "Sep",
+    "Split",
     "Target",
     "TaskName",
     "TestSize",
+    "Thousands",
     "as_written",
     "data_tree",
     "free_folder",
@@ -66,6 +71,16 @@ Categorical = Annotated[list[str] | None, typer.Option(help="Numeric column to t
 MinRows = Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")]
 TestSize = Annotated[float | None, typer.Option(help="Share of each client's rows to hold out.")]
 NewClients = Annotated[float | None, typer.Option(help="Share of the clients to hold out as new clients.")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="Rows to hold out: random; time, the last ones of each client in the order of the file; or time:COLUMN."
+    ),
+]
+Sep = Annotated[str | None, typer.Option(help="CSV: what stands between cells, like ';' or tab.")]
+Decimal = Annotated[str | None, typer.Option(help="CSV: the decimal separator, . or a comma.")]
+Thousands = Annotated[str | None, typer.Option(help="CSV: what stands between groups of three digits, if anything.")]
+Encoding = Annotated[str | None, typer.Option(help="CSV: the encoding, like utf-16 or latin-1; UTF-8 by default.")]
 
 
 def data_tree(
@@ -123,5 +138,5 @@ def read_clients(chosen: "FitOptions") -> "Clients":
     return read(
         d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
         missing=d.missing, task=chosen.task, outcome=d.outcome, event=d.event, min_rows=d.min_rows, test_size=d.test_size,
-        new_clients=d.new_clients, seed=chosen.seed,
+        new_clients=d.new_clients, split=d.split, seed=chosen.seed, **d.written,
     )  # fmt: skip

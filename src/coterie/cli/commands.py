@@ -21,9 +21,14 @@ from coterie.cli.arguments import (
     Client,
     Data,
     DataOrSites,
+    Decimal,
+    Encoding,
     Exclude,
+    Sep,
     Target,
+    Thousands,
     free_folder,
+    given,
     read_clients,
     stem_of,
 )
@@ -31,7 +36,7 @@ from coterie.cli.compare import compare_command
 from coterie.cli.fit_options import Every, takes_fit_options
 from coterie.cli.summarise import summarise_command
 from coterie.errors import CoterieError
-from coterie.runs.screen import complain, err, progress, warn
+from coterie.runs.screen import QUIET, complain, err, progress, warn
 from coterie.studies import compare_commands as studies
 
 if TYPE_CHECKING:
@@ -77,8 +82,10 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not tell on stderr how far a command has come.")] = False,
 ) -> None:
-    pass
+    if quiet:
+        os.environ[QUIET] = "1"
 
 
 @app.command("demo")
@@ -125,24 +132,48 @@ def resume_command(run: Run, every: Every = 1.0, as_json: AsJson = False) -> Non
 
 
 @app.command("predict")
-def predict_command(run: Run, data: Data, out_: Out = None, state: NodeState = None) -> None:
+def predict_command(
+    run: Run,
+    data: Data,
+    out_: Out = None,
+    state: NodeState = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
+) -> None:
     """Predict every row of DATA with its client's model: that of its cluster, its mixture, or its personal model."""
-    _write("predicted", run, data, out_)
+    _write("predicted", run, data, out_, sep=sep, decimal=decimal, thousands=thousands, encoding=encoding)
 
 
 @app.command("assign")
-def assign_command(run: Run, data: Data, out_: Out = None, state: NodeState = None) -> None:
+def assign_command(
+    run: Run,
+    data: Data,
+    out_: Out = None,
+    state: NodeState = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
+) -> None:
     """Assign clients, old or new, by their labelled rows: to clusters, mixture proportions, or personal models."""
-    _write("assigned", run, data, out_)
+    _write("assigned", run, data, out_, sep=sep, decimal=decimal, thousands=thousands, encoding=encoding)
 
 
-def _write(table: Literal["predicted", "assigned"], run: Path, data: Path, out_: Path | None) -> None:
-    """Write what a run's models make of rows."""
+def _write(
+    table: Literal["predicted", "assigned"], run: Path, data: Path, out_: Path | None, **written: str | None
+) -> None:
+    """Write what a run's models make of rows; a CSV file is written as the run's was, unless it is said."""
     from coterie.cli import tables
+    from coterie.data.sources import Csv, written_as
     from coterie.estimators import load
+    from coterie.runs.folder import read_options
 
     tables.check_ending(out_)
-    rows, said = getattr(tables, table)(load(run), data)
+    model = load(run)
+    with written_as(Csv(**(read_options(run).data.written | given(written)))):
+        rows, said = getattr(tables, table)(model, data)
     tables.write_rows(rows, out_)
     warn(said)
 
@@ -172,6 +203,10 @@ def check_command(
     missing: Annotated[str, typer.Option(help="Missing values: error, mean or drop.")] = "error",
     task: Annotated[str, typer.Option(help="auto, regression or classification.")] = "auto",
     min_rows: Annotated[int, typer.Option(help="Leave out clients with fewer rows.")] = 1,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe the data and report problems."""
@@ -181,6 +216,7 @@ def check_command(
     found = check(
         data, client=client, target=target, exclude=exclude or (), categorical=categorical or (),
         missing=missing, task=task, min_rows=min_rows,  # type: ignore[arg-type]
+        **given({"sep": sep, "decimal": decimal, "thousands": thousands, "encoding": encoding}),
     )  # fmt: skip
     if as_json:
         print(found.model_dump_json(indent=2))

@@ -14,6 +14,8 @@ from coterie.cli.arguments import (
     Categorical,
     Client,
     DataOrSites,
+    Decimal,
+    Encoding,
     Event,
     Exclude,
     Hidden,
@@ -21,9 +23,12 @@ from coterie.cli.arguments import (
     Missing,
     NewClients,
     OutcomeWord,
+    Sep,
+    Split,
     Target,
     TaskName,
     TestSize,
+    Thousands,
     as_written,
     data_tree,
     free_folder,
@@ -60,6 +65,11 @@ def compare_command(
     min_rows: MinRows = None,
     test_size: TestSize = None,
     new_clients: NewClients = None,
+    split: Split = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
@@ -71,6 +81,7 @@ def compare_command(
     said = data_tree(
         data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome, event=event,
         min_rows=min_rows, test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
+        split=split, sep=sep, decimal=decimal, thousands=thousands, encoding=encoding,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{stem_of(data)}-compare")

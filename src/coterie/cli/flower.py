@@ -20,6 +20,7 @@ from coterie.cli.arguments import (
     Hidden,
     NewClients,
     OutcomeWord,
+    Split,
     Target,
     TestSize,
     free_folder,
@@ -123,6 +124,7 @@ def compare_command(
     new_clients: NewClients = None,
     outcome: OutcomeWord = None,
     event: Event = None,
+    split: Split = None,
     superlink: Superlink = None,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
@@ -137,12 +139,13 @@ def compare_command(
 
     said = {"hidden": layer_sizes(hidden) or (), "quick": quick, "seed": seed, "new_clients": new_clients}
     said |= {} if test_size is None else {"test_size": test_size}
-    read = given({"outcome": outcome, "event": event})
+    said |= given({"outcome": outcome, "event": event})
+    read = given({"outcome": outcome, "event": event, "split": split})
     more = {"options": options({"data": read}).model_dump_json()} if read else {}  # nodes read their rows so
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, key, folder, Path(home))
         place = (out_ or free_folder("flower-compare")).absolute()
-        _compare(place, said | read, connection, nodes or _expected(made), timeout, as_json, **more)
+        _compare(place, said, connection, nodes or _expected(made), timeout, as_json, **more)
 
 
 @app.command("resume")

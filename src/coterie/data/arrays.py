@@ -2,6 +2,7 @@
 """Clients from arrays: features, targets and the client of every row."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from coterie.data.roles import read_as
 from coterie.data.scan import AUTO_CLASSES
 from coterie.data.schema import Column, Missing, Schema, Task, signed_times
 from coterie.data.values import in_order, name_of
-from coterie.errors import DataError
+from coterie.errors import ConfigError, DataError
 from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_NAME
 from coterie.outcome_names import TIMES, OutcomeName
 
@@ -32,6 +33,7 @@ def from_arrays(
     outcome: OutcomeName | None = None,
     test_size: float = 0.2,
     new_clients: float = 0.0,
+    split: Literal["random", "time"] = "random",
     seed: int = 0,
     missing: Missing = "error",
 ) -> Clients:
@@ -47,8 +49,8 @@ def from_arrays(
         [N] the client of every row; without it, all rows are one client's.
     feature_names : sequence of str, optional
         [D] names of the features; ``x0``, ``x1``, ... by default.
-    task, outcome, test_size, new_clients, seed, missing
-        As for `read`.
+    task, outcome, test_size, new_clients, split, seed, missing
+        As for `read`; rows that are held out by time are the last ones of every client in the arrays.
 
     Raises
     ------
@@ -58,6 +60,8 @@ def from_arrays(
     check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
     check_outcome(outcome)
     task = read_as(task, outcome)
+    if split not in ("random", "time"):
+        raise ConfigError(f"split is '{split}'", "choose random, or time: the order of the arrays")
     x = _features(X)
     if y is not None and outcome in TIMES:
         y = times_and_events(y, len(x))
@@ -81,6 +85,8 @@ def from_arrays(
         event="event" if outcome in TIMES else None,
     )
     rows = Ragged.from_groups(torch.from_numpy(x), None if labels is None else torch.from_numpy(labels), owner)
+    assert rows.origin is not None
+    rows = replace(rows, origin=torch.from_numpy(np.flatnonzero(keep))[rows.origin], in_time=split == "time")
     dropped = int((~keep).sum())
     return held_out(rows, schema, test_size=test_size, new_clients=new_clients, seed=seed, dropped_rows=dropped)
 
@@ -110,7 +116,16 @@ def _array(values: Any, what: str) -> np.ndarray:
 
 def _features(X: Any) -> np.ndarray:
     """[N, ...] floats that torch can take over."""
+    if hasattr(X, "tocsr"):
+        raise DataError("X is sparse, and sparse arrays are not supported", "pass X.toarray()")
     x = _array(X, "X")
+    if x.dtype.kind == "c":
+        raise DataError("Complex data not supported: X has complex numbers", "take their real parts: X.real")
+    if x.dtype == object:
+        try:
+            x = x.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"X has a value that is not numeric: {error}", "convert it: X.astype('float64')") from None
     if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
         raise DataError(f"X has dtype {x.dtype}, which is not numeric", "convert it: X.astype('float64')")
     if x.ndim < 2:
@@ -169,7 +184,7 @@ def _complete(x: np.ndarray, y: np.ndarray | None, owner: np.ndarray, missing: M
     }
     for what, where in gaps.items():
         if missing == "error" and where.any():
-            way_out = "missing='mean' (fill with the federated mean) or missing='drop' (leave those rows out)"
+            way_out = "missing='mean' (fill NaN with the federated mean) or missing='drop' (leave those rows out)"
             raise DataError(f"{what} has missing values in {int(where.sum())} rows", way_out)
     without = gaps["y"] | gaps["groups"]
     keep: np.ndarray = ~(without if missing == "mean" else without | gaps["X"])

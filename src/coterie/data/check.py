@@ -3,21 +3,22 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from coterie.data.clients import check_options
+from coterie.data.doubts import Doubts, codes
 from coterie.data.faults import counted, faults
+from coterie.data.frames import is_frame, opened
 from coterie.data.gather import batch_rows
 from coterie.data.roles import Roles, assign_roles
 from coterie.data.scan import ColumnFacts, Scan, guess_task
 from coterie.data.schema import Missing, Task
-from coterie.data.sources import known_types, listed, open_source
-from coterie.data.values import in_order, is_text, named, numbers, plain
+from coterie.data.sources import Csv, known_types, listed
+from coterie.data.values import in_order
 from coterie.errors import DataError
 
 __all__ = ["Findings", "FoundFeature", "FoundTarget", "Problem", "check"]
@@ -116,7 +117,7 @@ class Findings(BaseModel):
 
 
 def check(
-    path: str | Path,
+    path: Any,
     *,
     client: str | None = None,
     target: str | None = None,
@@ -126,12 +127,16 @@ def check(
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
     min_rows: int = 1,
+    sep: str = "",
+    decimal: str = ".",
+    thousands: str = "",
+    encoding: str = "utf-8",
 ) -> Findings:
     """Look a table over, in one pass; problems with the data are reported and not raised.
 
     Parameters
     ----------
-    path, client, target, features, exclude, categorical, missing, task, min_rows
+    path, client, target, features, exclude, categorical, missing, task, min_rows, sep, decimal, thousands, encoding
         As for `read`.
 
     Returns
@@ -141,7 +146,7 @@ def check(
     """
     check_options(missing=missing, task=task)
     try:
-        source = open_source(path, client)
+        source = opened(path, client, Csv(sep, decimal, thousands, encoding))
         roles = assign_roles(
             source,
             target=target,
@@ -157,8 +162,12 @@ def check(
                 look.add(batch, spelled=spelled)
     except DataError as error:
         problem = Problem(severity="error", sentence=error.message, hint=error.hint)
-        return Findings(path=str(path), problems=(problem,))
-    return look.findings(str(path), min_rows)
+        return Findings(path=_called(path), problems=(problem,))
+    return look.findings(_called(path), min_rows)
+
+
+def _called(path: Any) -> str:
+    return "the data frame" if is_frame(path) else str(path)
 
 
 class _Same:
@@ -172,22 +181,12 @@ class _Same:
     def add(self, values: pa.Array, owner: np.ndarray, n_clients: int) -> None:
         more = n_clients - len(self.first)
         self.first, self.seen, self.mixed = (np.pad(part, (0, more)) for part in (self.first, self.seen, self.mixed))
-        codes = _codes(values)
+        found = codes(values)
         clients, at = np.unique(owner, return_index=True)
         new = ~self.seen[clients]
-        self.first[clients[new]] = codes[at[new]]
+        self.first[clients[new]] = found[at[new]]
         self.seen[clients] = True
-        self.mixed[owner[codes != self.first[owner]]] = True
-
-
-def _codes(values: pa.Array) -> np.ndarray:
-    """[n] a whole number for every value, equal for equal values."""
-    values = plain(values)
-    found = None if is_text(values.type) else numbers(values)
-    if found is not None:
-        return (found + 0.0).view(np.int64)  # adding turns -0.0 into 0.0
-    names, which = named(values)
-    return np.asarray(np.array([*map(hash, names), hash("")], dtype=np.int64)[which])
+        self.mixed[owner[found != self.first[owner]]] = True
 
 
 class _Look:
@@ -199,12 +198,14 @@ class _Look:
         self.complete_rows = 0
         self.same = {name: _Same() for name in roles.features}
         self.target = _Same()
+        self.doubts = Doubts(roles)
 
     def add(self, batch: pa.RecordBatch, *, spelled: bool) -> None:
         owner = self.scan.add(batch, spelled=spelled)
         self.complete_rows += replace(self.roles, missing="drop").kept(batch).num_rows
         named_rows = owner >= 0
         batch, owner = batch.filter(pa.array(named_rows)), owner[named_rows]
+        self.doubts.add(batch, owner, spelled=spelled)
         for name in list(self.same):
             if self.scan.features[name].kind == "other":
                 del self.same[name]
@@ -254,6 +255,8 @@ class _Look:
     def _problems(self, features: Sequence[FoundFeature], min_rows: int) -> Iterator[Problem]:
         for fault in faults(self.scan):
             yield Problem(severity="error", sentence=fault.message, hint=fault.hint)
+        for doubt in self.doubts.found(self.scan.features, self.scan.target):
+            yield Problem(severity=doubt.severity, sentence=doubt.sentence, hint=doubt.hint)
         yield from _constant_problems(features)
         yield from _missing_problems(features, self.roles.missing)
         if len(self.scan.counts):

@@ -64,10 +64,13 @@ class Clients:
         """The same clients, with a target that is something else; refused where it cannot be that."""
         check_outcome(outcome)
         schema = self.schema.model_copy(update={"outcome": outcome})
-        for rows in (self.train, self.test, self.newcomers):
+        parts: dict[str, Any] = {"train": self.train, "test": self.test, "newcomers": self.newcomers}
+        for name, rows in parts.items():
             if rows is not None:
                 check_target(rows, schema)
-        return replace(self, schema=schema)
+            if type(rows) is Ragged:
+                parts[name] = replace(rows, schema=schema)
+        return replace(self, schema=schema, **parts)
 
     def fingerprint(self) -> str:
         """What tells one data set from another: its columns, its clients, and every value."""
@@ -123,6 +126,7 @@ def held_out(
 ) -> Clients:
     """Hold out clients first, then rows of the others."""
     check_target(rows, schema)
+    rows = replace(rows, schema=schema)
     test = newcomers = None
     if new_clients:
         rows, newcomers = rows.split_clients(new_clients, seed=seed)

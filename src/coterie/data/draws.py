@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a client's rows are taken, once they stand in a random order: a share, the first few, or a fold."""
+"""Which of a client's rows are taken, in a random order or in that of time: a share, the first few, or a fold."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-__all__ = ["FOLDS", "SUPPORT", "VALIDATION", "First", "Fold", "Rule", "Share"]
+__all__ = ["FOLDS", "SUPPORT", "VALIDATION", "First", "Fold", "Rule", "Share", "fold_of"]
 
 FOLDS = 5  # of the cross-validation within clients
 VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
@@ -18,6 +18,9 @@ class Rule(Protocol):
 
     def takes(self, rank: np.ndarray, counts: np.ndarray, /) -> np.ndarray:
         """Tell whether rows are taken, by their places in the order and the row counts of their clients."""
+
+    def takes_in_time(self, place: np.ndarray, counts: np.ndarray, /) -> np.ndarray:
+        """Tell the same of rows whose places are those in time; as many are taken."""
 
     def taken(self, counts: np.ndarray, /) -> np.ndarray:
         """Tell how many rows of clients are taken, by their row counts."""
@@ -33,6 +36,11 @@ class Share:
         """Those before the share is full."""
         below: np.ndarray = rank < self.taken(counts)
         return below
+
+    def takes_in_time(self, place: np.ndarray, counts: np.ndarray, /) -> np.ndarray:
+        """The last ones: what comes later is predicted from what came before."""
+        last: np.ndarray = place >= counts - self.taken(counts)
+        return last
 
     def taken(self, counts: np.ndarray, /) -> np.ndarray:
         """Round the share."""
@@ -51,6 +59,10 @@ class First:
         first: np.ndarray = rank < self.n
         return first
 
+    def takes_in_time(self, place: np.ndarray, counts: np.ndarray, /) -> np.ndarray:
+        """The first of them."""
+        return self.takes(place, counts)
+
     def taken(self, counts: np.ndarray, /) -> np.ndarray:
         """As many as there are, at most."""
         few: np.ndarray = np.minimum(counts, self.n)
@@ -59,16 +71,32 @@ class First:
 
 @dataclass(frozen=True)
 class Fold:
-    """Every `n_folds`-th row, from this number on: folds are as equal as can be."""
+    """Every `n_folds`-th row, from this number on, or in time a block of rows: folds are as equal as can be."""
 
     number: int
     n_folds: int
 
     def takes(self, rank: np.ndarray, counts: np.ndarray, /) -> np.ndarray:
         """Those of the fold."""
-        own: np.ndarray = rank % self.n_folds == self.number
+        own: np.ndarray = fold_of(rank, counts, self.n_folds, in_time=False) == self.number
+        return own
+
+    def takes_in_time(self, place: np.ndarray, counts: np.ndarray, /) -> np.ndarray:
+        """Those of the fold."""
+        own: np.ndarray = fold_of(place, counts, self.n_folds, in_time=True) == self.number
         return own
 
     def taken(self, counts: np.ndarray, /) -> np.ndarray:
         """Count them."""
         return (counts - self.number + self.n_folds - 1) // self.n_folds
+
+
+def fold_of(rank: np.ndarray, counts: np.ndarray, n_folds: int, *, in_time: bool) -> np.ndarray:
+    """The fold of every row, by its place in the order: dealt like cards, or in time a block of rows after the other."""
+    if not in_time:
+        dealt: np.ndarray = rank % n_folds
+        return dealt
+    size, longer = counts // n_folds, counts % n_folds  # the first folds have a row more
+    edge = longer * (size + 1)
+    block: np.ndarray = np.where(rank < edge, rank // (size + 1), longer + (rank - edge) // np.maximum(size, 1))
+    return block

@@ -2,7 +2,8 @@
 """What stands in the way of using a table: `read` raises the first fault, `check` reports them all."""
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from coterie.data.roles import Roles
 from coterie.data.scan import ColumnFacts, Scan, guess_task
@@ -10,9 +11,18 @@ from coterie.data.schema import Schema, Task
 from coterie.errors import DataError
 from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_FEATURES, MOST_LEVELS
 
-__all__ = ["counted", "faults"]
+__all__ = ["counted", "faults", "spelling"]
 
 _ELSEWHERE = "choose another --target"
+_MOST = 0.9  # of the texts
+_PLAIN = r"[-+]?\d+(\.\d+)?"
+_SPELLINGS = {  # of numbers -> options that read them
+    r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?": "--thousands ,",
+    r"[-+]?\d{1,3}(\.\d{3})+,\d+": "--decimal , --thousands .",
+    r"[-+]?\d*,\d+": "--decimal ,",
+    r"[-+]?\d{1,3}( \d{3})+(\.\d+)?": "--thousands ' '",
+    r"[-+]?\d{1,3}('\d{3})+(\.\d+)?": '--thousands "\'"',
+}
 
 
 def faults(scan: Scan, *, largest: float = math.inf, known: Schema | None = None) -> Iterator[DataError]:
@@ -46,6 +56,16 @@ def faults(scan: Scan, *, largest: float = math.inf, known: Schema | None = None
         yield from _target_faults(roles, roles.target, scan.target, largest, new=known is None)
 
 
+def spelling(texts: Sequence[str]) -> str:
+    """Options that read texts as numbers, if most of them are numbers in one spelling; else nothing."""
+    for pattern, options in _SPELLINGS.items():
+        ours = [bool(re.fullmatch(pattern, text.strip())) for text in texts]
+        known = [mine or bool(re.fullmatch(_PLAIN, text.strip())) for mine, text in zip(ours, texts, strict=True)]
+        if any(ours) and sum(known) >= _MOST * len(texts):
+            return options
+    return ""
+
+
 def counted(n: int, thing: str) -> str:
     """Say how many there are of a thing."""
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
@@ -68,9 +88,11 @@ def _feature_faults(name: str, facts: ColumnFacts, categorical: bool, largest: f
         yield DataError(f"column '{name}' has no values", away)
     elif (categorical or facts.kind == "text") and facts.levels is None:
         such = f", such as '{facts.example[:40]}'" if facts.example else ""
+        options = spelling([facts.example])
+        numeric = f"read numbers like that with {options}" if options else "correct the cells that are not numbers"
         yield DataError(
             f"column '{name}' has more than {MOST_LEVELS} different levels{such}",
-            f"{away}; if it should be numeric, correct the cells that are not numbers",
+            f"{away}; if it should be numeric, {numeric}",
         )
     if facts.kind == "number":
         yield from _range_faults(f"column '{name}'", facts, largest, f"correct the cells, or {away}")
@@ -135,7 +157,9 @@ def _target_faults(roles: Roles, name: str, facts: ColumnFacts, largest: float, 
         yield DataError(f"{what} holds {_held(facts)}", _ELSEWHERE)
     elif facts.kind == "text" and task == "regression":
         such = f" such as '{facts.example[:40]}'" if facts.example else ""
-        yield DataError(f"{what} holds text{such} and regression needs numbers", "--task classification")
+        options = spelling([facts.example])
+        hint = f"read numbers like that with {options}" if options else "--task classification"
+        yield DataError(f"{what} holds text{such} and regression needs numbers", hint)
     elif facts.kind == "number":
         yield from _range_faults(what, facts, largest, "correct the cells, or leave those rows out")
     if new and facts.kind in ("number", "truth", "text"):

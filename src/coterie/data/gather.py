@@ -16,13 +16,14 @@ from coterie.data.roles import Roles
 from coterie.data.scan import Scan
 from coterie.data.schema import Schema
 from coterie.data.sources import Source, known_types
-from coterie.data.values import coded
+from coterie.data.values import coded, instants, is_date, is_text, numbers, plain
 from coterie.errors import DataError
 
-__all__ = ["batch_rows", "gather", "laid_out", "scanned"]
+__all__ = ["batch_rows", "gather", "laid_out", "scanned", "times"]
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
+_ROW = "\0row"  # no column of a table is called so
 _MAPPED_ROWS = 1 << 11  # rows written through one mapping: scattered, each may keep a page of the file in memory
 
 
@@ -63,9 +64,15 @@ def gather(
     x, y = _storage(schema, layout.n_rows, roles.target is not None, dtype, memory, spill)
     places = {str(name): i for i, name in enumerate(layout.names)}
     free, ends = layout.starts.copy(), layout.starts + layout.counts  # [M] where each client's next row goes
-    unknown = 0
-    for batch, _ in source.batches(roles.used, rows=batch_rows(max(schema.n_features, len(roles.used)))):
-        kept = roles.kept(batch)
+    unknown = seen = 0
+    origin = np.empty(layout.n_rows, dtype=np.int32)  # half of what it takes otherwise
+    when = None if roles.when is None else np.empty(layout.n_rows)
+    for batch, spelled in source.batches(roles.used, rows=batch_rows(max(schema.n_features, len(roles.used)))):
+        columns = [*batch.columns, pa.array(np.arange(seen, seen + batch.num_rows))]
+        kept = roles.kept(pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, _ROW]))
+        seen += batch.num_rows
+        if seen > np.iinfo(origin.dtype).max:
+            origin = origin.astype(np.int64)
         owner = coded(kept.column(roles.client), places)
         wanted = owner >= 0  # the others belong to clients that are too small
         if not wanted.all():
@@ -75,12 +82,31 @@ def gather(
         if (free > ends).any():
             raise _changed(source)
         _write(x, place, rows)
+        origin[place] = kept.column(_ROW).to_numpy()
+        if when is not None and roles.when is not None:
+            when[place] = times(kept.column(roles.when), roles.when, spelled=spelled)
         if y is not None and targets is not None:
             _write(y, place, targets)
         unknown += strange
     if (free < ends).any():
         raise _changed(source)
-    return Ragged(layout, _ready(x), None if y is None else _ready(y)), unknown
+    made = Ragged(layout, _ready(x), None if y is None else _ready(y), origin=torch.from_numpy(origin), schema=schema)
+    return made if when is None else made.in_order_of(when), unknown
+
+
+def times(values: pa.Array, name: str, *, spelled: bool) -> np.ndarray:
+    """[n] a column as numbers by which rows stand in the order of time: points in time, or numbers."""
+    values = plain(values)
+    found = numbers(values) if spelled or not is_text(values.type) else None
+    if found is None and is_date(values):
+        found = instants(values)
+    if found is None:
+        raise DataError(
+            f"column '{name}' holds neither times nor numbers to order rows by", "name another: --split time:COLUMN"
+        )
+    if np.isnan(found).any():
+        raise DataError(f"column '{name}' has missing values, so rows have no order", "--missing drop leaves them out")
+    return found
 
 
 def batch_rows(width: int) -> int:

@@ -11,14 +11,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from coterie import keys as _keys
-from coterie.data.draws import First, Fold, Rule, Share
+from coterie.data.draws import First, Fold, Rule, Share, fold_of
+from coterie.data.frames import pandas_frame, table_of
+from coterie.data.schema import Schema
 from coterie.errors import DataError
 from coterie.protocol import Block, Step
 
@@ -27,6 +30,13 @@ __all__ = ["BLOCK_BYTES", "Change", "DiskRows", "Layout", "Ragged", "lots", "new
 BLOCK_BYTES = 64 << 20  # what one block may take, rows and messages together
 _WASTE = 1.25  # padded rows per real row that a block may have ...
 _WASTE_ROWS = 4096  # ... once it is larger than this
+_IN_TIME = (
+    "test",
+    "folds",
+    "validation",
+    "few shots",
+    "support",
+)  # purposes for which rows in time order are not shuffled
 
 
 class Change(Protocol):
@@ -127,6 +137,14 @@ class Ragged:
         Applied to the features and targets of every block that comes from disk.
     fold : Tensor, optional
         [N] number of every row's fold, in the order of the layout.
+    in_time : bool
+        Whether a client's rows stand in the order of time: then the last ones are held out, and folds are blocks.
+    origin : Tensor, optional
+        [N] number of every row in the file or arrays that it comes from, in the order of the layout.
+    schema : Schema, optional
+        What the features and targets are, as long as they are what was read.
+    weight : Tensor, optional
+        [N] how many rows each counts as, in the order of the layout.
     """
 
     layout: Layout
@@ -136,6 +154,10 @@ class Ragged:
     change: Callable[[Tensor], Tensor] | None = None
     change_y: Callable[[Tensor], Tensor] | None = None
     fold: Tensor | None = None
+    in_time: bool = False
+    origin: Tensor | None = None
+    schema: Schema | None = None
+    weight: Tensor | None = None
 
     # -- making -------------------------------------------------------------------------------------------------------
     @classmethod
@@ -146,7 +168,7 @@ class Ragged:
         place = np.empty(len(names), dtype=np.int64)
         place[layout.order] = np.arange(len(names))
         order = torch.from_numpy(np.argsort(place[number], kind="stable"))
-        return cls(layout, x[order], None if y is None else y[order])
+        return cls(layout, x[order], None if y is None else y[order], origin=order)
 
     @classmethod
     def from_blocks(cls, x: Tensor, y: Tensor | None, names: np.ndarray | None = None) -> "Ragged":
@@ -158,6 +180,20 @@ class Ragged:
             raise DataError("client names must be distinct and ascending", "sort the clients by name")
         layout = Layout.plan(names, np.full(len(x), x.shape[1]))
         return cls(layout, x.reshape(-1, *x.shape[2:]), None if y is None else y.reshape(-1, *y.shape[2:]))
+
+    def in_order_of(self, when: np.ndarray) -> "Ragged":
+        """Put every client's rows into the order of these numbers [N], and equal ones as they stand: they are in time order.
+
+        What is held out of them is then what comes last, and folds are blocks.
+        """
+        order = np.lexsort((when, self._place()[self.owners]))
+        index = torch.from_numpy(order)
+        origin, weight = (None if value is None else value[index] for value in (self.origin, self.weight))
+        made = replace(self, origin=origin, weight=weight, in_time=True)
+        if isinstance(self.x, DiskRows):
+            return replace(made, rows=index if self.rows is None else self.rows[index])
+        assert not isinstance(self.y, DiskRows)
+        return replace(made, x=self.x[index], y=None if self.y is None else self.y[index])
 
     def renamed(self, names: np.ndarray) -> "Ragged":
         """Give every client another name [M], distinct; rows stay where they are, and numbers follow the new names."""
@@ -206,8 +242,20 @@ class Ragged:
     def values(self) -> Iterator[bytes]:
         """All features and targets, for a fingerprint."""
         for block in self.blocks():
-            for part in (block.x, block.y):
+            for part in (block.x, block.y, block.weight):
                 yield b"" if part is None else part.contiguous().numpy().tobytes()
+
+    def table(self, predictions: Any = None) -> pa.Table:
+        """All rows as an Arrow table, in the order of `x`, `y` and of what models predict of them.
+
+        The first columns are the client and the number of the row in the file or arrays that it comes from, then come the
+        features and the target as they were read, and `predictions` [N] or [N, O], such as `model.predict(clients.test)`.
+        """
+        return table_of(self, predictions)
+
+    def frame(self, predictions: Any = None) -> Any:
+        """The same as a data frame of pandas, if that is installed."""
+        return pandas_frame(self.table(predictions))
 
     @property
     def owners(self) -> np.ndarray:
@@ -259,7 +307,10 @@ class Ragged:
         x = x if self.change is None else self.change(x)
         y = None if self.y is None else self._take(self.y, counts, starts, longest, together)
         y = y if y is None or self.change_y is None else self.change_y(y)
-        fold = None if self.fold is None else self._take(self.fold, counts, starts, longest, together)
+        fold, weight = (
+            None if value is None else self._take(value, counts, starts, longest, together)
+            for value in (self.fold, self.weight)
+        )
         n = torch.from_numpy(counts)
         mask = None
         if not equal:
@@ -267,7 +318,7 @@ class Ragged:
             x = _zero_padding(x, mask)
             y = None if y is None else _zero_padding(y, mask)
         numbers = torch.from_numpy(ids)
-        return Block(numbers, self.keys[numbers], x, y, n, mask, fold)
+        return Block(numbers, self.keys[numbers], x, y, n, mask, fold, weight)
 
     def _take(
         self, source: "Tensor | DiskRows", counts: np.ndarray, starts: np.ndarray, longest: int, together: bool
@@ -307,11 +358,11 @@ class Ragged:
         """Apply functions to features and targets: at once in memory, block by block from disk."""
         if isinstance(self.x, Tensor):
             assert not isinstance(self.y, DiskRows)
-            return replace(
-                self, x=change(self.x), y=change_y(self.y) if change_y is not None and self.y is not None else self.y
-            )
+            y = change_y(self.y) if change_y is not None and self.y is not None else self.y
+            return replace(self, x=change(self.x), y=y, schema=None)
         return replace(
             self,
+            schema=None,
             change=_after(self.change, change),
             change_y=_after(self.change_y, change_y) if change_y else self.change_y,
         )
@@ -340,11 +391,15 @@ class Ragged:
         return self.divide(Share(fraction), seed=seed, purpose=purpose)
 
     def divide(self, rule: Rule, *, seed: int, purpose: str) -> "tuple[Ragged, Ragged]":
-        """Take some of every client's rows, in a random order of its own: (rest, taken).
+        """Take some of every client's rows, in a random order of its own, or in that of time: (rest, taken).
 
-        The order depends on the seed, the purpose and the client's name only, so that every client can draw it itself.
+        A random order depends on the seed, the purpose and the client's name only, so that every client can draw it itself.
         """
-        taken = rule.takes(self._ranks(seed, purpose), self.layout.counts[self.owners])
+        counts = self.layout.counts[self.owners]
+        if self.in_time and purpose in _IN_TIME:
+            taken = rule.takes_in_time(self._places, counts)
+        else:
+            taken = rule.takes(self._ranks(seed, purpose), counts)
         everyone = np.arange(self.n_clients)
         return self._select(~taken, everyone), self._select(taken, everyone)
 
@@ -363,28 +418,37 @@ class Ragged:
         Folds are those of `fold_by_fold`. Rows are held in memory, and a client keeps its number, whatever rows it has.
         """
         parts = [self] if test is None else [self, test]
-        folds = [torch.from_numpy(self._ranks(seed, "folds") % n_folds)]
+        ranks = self._places if self.in_time else self._ranks(seed, "folds")
+        folds = [torch.from_numpy(fold_of(ranks, self.layout.counts[self.owners], n_folds, in_time=self.in_time))]
         folds += [torch.full((part.layout.n_rows,), n_folds) for part in parts[1:]]
         layout = Layout.plan(self.names, np.sum([part.layout.counts for part in parts], 0))
         place = np.empty(self.n_clients, dtype=np.int64)
         place[layout.order] = np.arange(self.n_clients)
         owners = np.concatenate([part.owners for part in parts])
         order = torch.from_numpy(np.argsort(place[owners], kind="stable"))
-        x, y = zip(*(part._in_memory() for part in parts), strict=True)
+        x, y = zip(*(part.in_memory() for part in parts), strict=True)
         target = None if y[0] is None else torch.cat([one for one in y if one is not None])[order]
-        return Ragged(layout, torch.cat(x)[order], target, fold=torch.cat(folds)[order])
+        weights = [part.weight for part in parts if part.weight is not None]
+        weight = torch.cat(weights)[order] if len(weights) == len(parts) else None
+        return Ragged(layout, torch.cat(x)[order], target, fold=torch.cat(folds)[order], weight=weight)
 
-    def _in_memory(self) -> tuple[Tensor, Tensor | None]:
+    def in_memory(self) -> tuple[Tensor, Tensor | None]:
         """All features and targets, in the order of storage."""
         if isinstance(self.x, Tensor) and not isinstance(self.y, DiskRows):
             return self.x, self.y
         blocks = [self.client(int(i)) for i in self.layout.order]
         return torch.cat([b.x[0] for b in blocks]), None if self.y is None else torch.cat([b.target[0] for b in blocks])
 
+    @property
+    def _places(self) -> np.ndarray:
+        """[N] the place of every stored row among its client's, as they are stored."""
+        owner = self.owners
+        places: np.ndarray = np.arange(len(owner)) - self.layout.starts[owner]
+        return places
+
     def _ranks(self, seed: int, purpose: str) -> np.ndarray:
         """[N] the place of every stored row in a random order of its client's."""
-        owner = self.owners
-        row = np.arange(len(owner)) - self.layout.starts[owner]
+        owner, row = self.owners, self._places
         u = _keys.uniform_at(_keys.key(seed, purpose, self.keys)[owner], torch.from_numpy(row)).numpy()
         rank = np.empty(len(owner), dtype=np.int64)
         rank[np.lexsort((u, self._place()[owner]))] = row
@@ -413,11 +477,16 @@ class Ragged:
         place = np.empty(self.n_clients, dtype=np.int64)
         place[ids[layout.order]] = np.arange(len(ids))
         index = torch.from_numpy(np.flatnonzero(keep)[np.argsort(place[owner], kind="stable")])
-        fold = None if self.fold is None else self.fold[index]
+        fold, origin, weight = (
+            None if value is None else value[index] for value in (self.fold, self.origin, self.weight)
+        )
         if isinstance(self.x, DiskRows):
-            return replace(self, layout=layout, rows=index if self.rows is None else self.rows[index], fold=fold)
+            rows = index if self.rows is None else self.rows[index]
+            return replace(self, layout=layout, rows=rows, fold=fold, origin=origin, weight=weight)
         assert not isinstance(self.y, DiskRows)
-        return Ragged(layout, self.x[index], None if self.y is None else self.y[index], fold=fold)
+        y = None if self.y is None else self.y[index]
+        made = Ragged(layout, self.x[index], y, fold=fold, origin=origin, weight=weight)
+        return replace(made, in_time=self.in_time, schema=self.schema)
 
 
 def lots(keys: Tensor, seed: int) -> Tensor:

@@ -163,6 +163,10 @@ class RemoteRows(Ragged):
         """Refuse: rows do not leave their node."""
         raise RunError("rows of clients on other machines cannot be read here", "read a file that is here")
 
+    def table(self, predictions: Any = None) -> Any:
+        """Refuse: rows do not leave their node."""
+        raise RunError("rows of clients on other machines cannot be read here", "read a file that is here")
+
     def _block(self, ids: np.ndarray) -> Block:
         raise RunError("rows of clients on other machines cannot be read here", "read a file that is here")
 

@@ -29,18 +29,19 @@ class Roles:
     task: Task | Literal["auto"] = "auto"
     outcome: OutcomeName | None = None
     event: str | None = None
+    when: str | None = None  # the column that says when, if a client's rows are put into the order of time
 
     @property
     def used(self) -> tuple[str, ...]:
         """The columns that need to be read."""
-        labels = [name for name in (self.target, None if self.target is None else self.event) if name is not None]
-        return (*self.features, *labels, self.client)
+        last = (self.target, None if self.target is None else self.event, self.when)
+        return tuple(dict.fromkeys([*self.features, *(name for name in last if name is not None), self.client]))
 
     def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out the rows that the choice about missing values leaves out."""
         if self.missing == "error":
             return batch
-        must = self.used if self.missing == "drop" else self.used[len(self.features) :]
+        must = set(self.used) if self.missing == "drop" else {*self.used[len(self.features) :], self.when} - {None}
         gaps = np.logical_or.reduce([is_missing(batch.column(name)) for name in must])
         return batch.filter(pa.array(~gaps)) if gaps.any() else batch
 
@@ -56,6 +57,7 @@ def assign_roles(
     task: Task | Literal["auto"] = "auto",
     outcome: OutcomeName | None = None,
     event: str | None = None,
+    when: str | None = None,
 ) -> Roles:
     """Give every column its role, or say why that cannot be."""
     task = read_as(task, outcome)
@@ -65,7 +67,7 @@ def assign_roles(
     _check_known(source, "client column", [client])
     _check_known(source, "target column", [] if target is None else [target])
     _check_known(source, "event column", [] if event is None else [event])
-    _check_known(source, "column", [*(features or ()), *exclude, *categorical])
+    _check_known(source, "column", [*(features or ()), *exclude, *categorical, *([] if when is None else [when])])
     _check_apart(client, target, features or (), task)
     taken = {client, target, event, *exclude}
     chosen = tuple(name for name in columns if name not in taken and (features is None or name in features))
@@ -76,9 +78,8 @@ def assign_roles(
             f"column {columns.index('') + 1} of '{source.path}' has no name",
             "it may be a row number: leave it out with --exclude '', or name it",
         )
-    return Roles(
-        client, None if task == "none" else target, chosen, frozenset(categorical), missing, task, outcome, event
-    )
+    target = None if task == "none" else target
+    return Roles(client, target, chosen, frozenset(categorical), missing, task, outcome, event, when)
 
 
 def roles_of(schema: Schema, source: Source) -> Roles:

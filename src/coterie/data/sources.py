@@ -4,22 +4,25 @@
 CSV cells come as text. What they mean is decided when the whole file has been seen, never from its first lines.
 """
 
+import codecs
 import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from coterie.data.parquet import check_header, check_texts, columns_of, rows_of
-from coterie.errors import DataError
+from coterie.errors import ConfigError, DataError
 from coterie.limits import MOST_COLUMNS, MOST_LINE_BYTES
 
-__all__ = ["Source", "is_table", "known_types", "listed", "open_source", "similar"]
+__all__ = ["PLAIN", "Csv", "Source", "is_table", "known_types", "listed", "open_source", "similar", "written_as"]
 
 _PARQUET = (".parquet", ".pq")
 _DELIMITERS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
@@ -27,6 +30,84 @@ _KNOWN = (*_PARQUET, *_DELIMITERS)
 _BLOCK = MOST_LINE_BYTES  # bytes of CSV in a batch: a single line may not be longer
 _END_OF_LINE = re.compile(rb"[\r\n]")
 _RAGGED = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Csv:
+    """How text files are written.
+
+    Attributes
+    ----------
+    sep : str
+        What stands between cells; by the file's name if it is empty: a comma, or a tab in ``.tsv``.
+    decimal, thousands : str
+        What stands before decimals, and between groups of three digits, if anything.
+    encoding : str
+        Of the text, as Python calls it.
+    """
+
+    sep: str = ""
+    decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sep", "\t" if self.sep in ("\\t", "tab") else self.sep)
+        for option, given, known in (
+            ("sep", len(self.sep) <= 1, "one character, like ';', or tab"),
+            ("decimal", self.decimal in (".", ","), "'.' or ','"),
+            ("thousands", self.thousands in ("", ",", ".", "'", " ", "_"), "one of , . ' _ or a blank"),
+        ):
+            if not given:
+                raise ConfigError(f"{option} is '{getattr(self, option)}'", f"write {known}")
+        if self.thousands == self.decimal:
+            raise ConfigError(
+                f"'{self.decimal}' cannot be both the decimal and the thousands separator",
+                "give --decimal and --thousands",
+            )
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise ConfigError(
+                f"there is no encoding '{self.encoding}'", "utf-8, utf-16, latin-1 and cp1252 are common"
+            ) from None
+
+    def between(self, file: Path) -> str:
+        """What stands between the cells of a file."""
+        return self.sep or _DELIMITERS[_suffix(file) or ".csv"]
+
+    def spelled(self, batch: pa.RecordBatch, names: str) -> pa.RecordBatch:
+        """Spell numbers as everybody does, in all columns but that of clients' names."""
+        if self.decimal == "." and not self.thousands:
+            return batch
+        columns = [
+            column if name == names else self._numbers(column)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+    def _numbers(self, text: pa.Array) -> pa.Array:
+        """Only cells that are numbers in this spelling are changed: '1.234,5' -> '1234.5', and '3,5 mg' stays."""
+        decimal, thousands = re.escape(self.decimal), re.escape(self.thousands)
+        whole = rf"(\d{{1,3}}({thousands}\d{{3}})+|\d+)" if self.thousands else r"\d+"
+        ours = pc.match_substring_regex(text, rf"^\s*[-+]?({whole}({decimal}\d*)?|{decimal}\d+)([eE][-+]?\d+)?\s*$")
+        plain = pc.replace_substring(text, self.thousands, "") if self.thousands else text
+        plain = pc.replace_substring(plain, self.decimal, ".") if self.decimal != "." else plain
+        return pc.if_else(ours, plain, text)
+
+
+PLAIN = Csv()
+_USUAL: ContextVar[Csv] = ContextVar("usual", default=PLAIN)
+
+
+@contextmanager
+def written_as(csv: Csv) -> Iterator[None]:
+    """Take text files to be written like this where nothing else is said."""
+    token = _USUAL.set(csv)
+    try:
+        yield
+    finally:
+        _USUAL.reset(token)
 
 
 @dataclass(frozen=True)
@@ -45,6 +126,8 @@ class Source:
         The column that names the client of a row.
     by_file : bool
         Whether a client's name is the name of its file.
+    csv : Csv
+        How text files are written.
     """
 
     path: Path
@@ -52,12 +135,13 @@ class Source:
     columns: tuple[str, ...]
     client: str
     by_file: bool
+    csv: Csv = PLAIN
 
     def batches(self, columns: Sequence[str], *, rows: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
         """Stream some columns, at most `rows` rows at a time, and tell whether text may stand for numbers."""
         stored = [name for name in columns if not (self.by_file and name == self.client)]
         for file in self.files:
-            for batch in _stream(file, stored, rows):
+            for batch in _stream(file, stored, rows, self):
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
                     if self.by_file and self.client in columns:
@@ -67,27 +151,27 @@ class Source:
                     yield part, _suffix(file) in _DELIMITERS
 
 
-def open_source(path: str | Path, client: str | None) -> Source:
+def open_source(path: str | Path, client: str | None, csv: Csv = PLAIN) -> Source:
     """Find the files and their columns.
 
     In a folder every file is a client, unless the files have a column with the name `client`.
     """
-    path = Path(path)
+    path, csv = Path(path), _USUAL.get() if csv == PLAIN else csv
     if not path.exists():
         raise DataError(f"there is no file '{path}'", _near(path))
     if not path.is_dir():
         if client is None:
             raise DataError(f"the client column of '{path}' is not given", "name it with --client COLUMN")
-        return Source(path, (path,), _columns(path), client, by_file=False)
+        return Source(path, (path,), _columns(path, csv), client, False, csv)
     files = _files(path)
-    columns = _columns(files[0])
+    columns = _columns(files[0], csv)
     for file in files[1:]:
-        _same_columns(files[0], columns, file, _columns(file))
+        _same_columns(files[0], columns, file, _columns(file, csv))
     client = "client" if client is None else client
     if client in columns:
-        return Source(path, files, columns, client, by_file=False)
+        return Source(path, files, columns, client, False, csv)
     _one_file_each(path, files)
-    return Source(path, files, (*columns, client), client, by_file=True)
+    return Source(path, files, (*columns, client), client, True, csv)
 
 
 @contextmanager
@@ -105,8 +189,8 @@ def similar(name: str, columns: Sequence[str]) -> str:
     """Hint at the column that was perhaps meant."""
     close = difflib.get_close_matches(name, columns, n=1)
     meant = f"did you mean '{close[0]}'? " if close else ""
-    if len(columns) == 1 and re.search(r"[;\t|]", columns[0]):
-        meant = "separate the cells by commas; "
+    if len(columns) == 1 and (found := re.search(r"[;\t|]", columns[0])):
+        meant = f"cells seem to be separated otherwise: --sep {'tab' if found[0] == chr(9) else repr(found[0])}; "
     return f"{meant}columns are: {listed(columns)}"
 
 
@@ -160,7 +244,7 @@ def _same_columns(first: Path, columns: Sequence[str], other: Path, others: Sequ
         )
 
 
-def _columns(file: Path) -> tuple[str, ...]:
+def _columns(file: Path, csv: Csv) -> tuple[str, ...]:
     suffix = _suffix(file)
     if suffix is None:
         raise DataError(f"'{file}' has no known ending", f"known are {', '.join(_KNOWN)}, or a folder of such files")
@@ -170,8 +254,8 @@ def _columns(file: Path) -> tuple[str, ...]:
         if suffix in _PARQUET:
             names = columns_of(file)
         else:
-            _check_width(file)
-            with _open_csv(file, None) as reader:
+            _check_width(file, csv)
+            with _open_csv(file, None, csv) as reader:
                 names = reader.schema.names
             check_header(file, names)
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
@@ -180,22 +264,26 @@ def _columns(file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _stream(file: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+def _stream(file: Path, columns: list[str], rows: int, source: Source) -> Iterator[pa.RecordBatch]:
     with _readable(file):
         if _suffix(file) in _PARQUET:
             yield from rows_of(file, columns, rows)
         else:
-            with _open_csv(file, columns) as reader:
+            with _open_csv(file, columns, source.csv) as reader:
                 for batch in reader:
                     check_texts(batch, file)
-                    yield batch
+                    yield source.csv.spelled(batch, source.client)
 
 
-def _check_width(file: Path) -> None:
-    """Refuse a header with too many columns before Arrow makes room for them."""
-    delimiter = _DELIMITERS[_suffix(file) or ".csv"].encode()
+def _check_width(file: Path, csv: Csv) -> None:
+    """Refuse a header with too many columns before Arrow makes room for them, and text of two bytes a character."""
+    delimiter = csv.between(file).encode()
     with pa.input_stream(file, compression="detect") as stream:
         begin: bytes = stream.read(_BLOCK)
+    if csv.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+        begin = codecs.getincrementaldecoder(csv.encoding)("replace").decode(begin).encode()
+    elif begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise DataError(f"file '{file}' has text in UTF-16", "--encoding utf-16, or save it as UTF-8")
     found = 0
     for part in begin.split(b'"', 2 * MOST_COLUMNS + 2)[::2]:  # every other one is within quotes
         line = _END_OF_LINE.split(part, 1)
@@ -206,11 +294,11 @@ def _check_width(file: Path) -> None:
         raise DataError(f"file '{file}' has {found + 1:,} columns; the limit is {MOST_COLUMNS:,}", "leave columns out")
 
 
-def _open_csv(file: Path, columns: list[str] | None) -> pa.csv.CSVStreamingReader:
+def _open_csv(file: Path, columns: list[str] | None, csv: Csv) -> pa.csv.CSVStreamingReader:
     return pa.csv.open_csv(
         file,
-        read_options=pa.csv.ReadOptions(block_size=_BLOCK),
-        parse_options=pa.csv.ParseOptions(delimiter=_DELIMITERS[_suffix(file) or ".csv"], newlines_in_values=True),
+        read_options=pa.csv.ReadOptions(block_size=_BLOCK, encoding=csv.encoding),
+        parse_options=pa.csv.ParseOptions(delimiter=csv.between(file), newlines_in_values=True),
         convert_options=pa.csv.ConvertOptions(
             include_columns=columns,
             column_types=dict.fromkeys(columns or (), pa.string()),
@@ -239,10 +327,15 @@ def _complaint(file: Path, error: Exception) -> DataError:
         where = line.strip().split("\n")[0][:60]
         return DataError(
             f"file '{file}' has a line with {got} cells where the header has {expected}: '{where}'",
-            "give every line as many cells as the header, and quote cells that contain the separator",
+            "cells seem to be separated by semicolons: --sep ';', and --decimal , if numbers are written so"
+            if ";" in line
+            else "give every line as many cells as the header, and quote cells that contain the separator",
         )
     if "UTF8" in text or isinstance(error, UnicodeError):
-        return DataError(f"file '{file}' has text that is not UTF-8", "save it as UTF-8")
+        return DataError(
+            f"file '{file}' has text that is not UTF-8, or not in the encoding that was given",
+            "--encoding latin-1 (or cp1252) reads most older files; or save it as UTF-8",
+        )
     if "straddl" in text:
         return DataError(f"file '{file}' has a line longer than {_BLOCK >> 20} MB", "look for a missing closing quote")
     what = "Parquet" if _suffix(file) in _PARQUET else "CSV"

@@ -7,6 +7,7 @@ a new client shows; anything else that looks at single rows is refused.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,6 +85,10 @@ class StandIns(Ragged):
     def renamed(self, names: np.ndarray) -> Ragged:
         """Refuse: rows lie where the names' draws find them."""
         raise ConfigError("names of clients of site summaries cannot be hidden", "give clients names that may be told")
+
+    def table(self, predictions: Any = None) -> Any:
+        """Refuse: there are no rows."""
+        raise needs_rows("a table of rows")
 
     def admit(self, step: Step) -> None:
         """Refuse a client function unless sums of products are all that it needs."""

@@ -19,6 +19,7 @@ __all__ = [
     "UNKNOWN",
     "coded",
     "in_order",
+    "instants",
     "is_date",
     "is_missing",
     "is_text",
@@ -77,6 +78,17 @@ def is_date(values: pa.Array) -> bool:
         return bool(pa.types.is_temporal(values.type))
     zoned = pa.timestamp("us", "UTC")
     return _cast(values, pa.timestamp("us")) is not None or _cast(values, zoned) is not None
+
+
+def instants(values: pa.Array) -> np.ndarray:
+    """[n] points in time as numbers that grow with it, with NaN where they are missing; of a column that `is_date`."""
+    values = plain(values)
+    if is_text(values.type):
+        found = _cast(values, pa.timestamp("us"))
+        values = _cast(values, pa.timestamp("us", "UTC")) if found is None else found
+    if pa.types.is_date32(values.type) or pa.types.is_time32(values.type):
+        values = values.cast(pa.int32())
+    return np.asarray(values.cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
 
 def is_missing(values: pa.Array) -> np.ndarray:

@@ -96,20 +96,23 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], n: Tensor) -> Lo
         if not numbers.is_floating_point() or not numbers.numel():
             continue
         flat = numbers.reshape(*numbers.shape[:2], -1)
-        most = torch.linalg.vector_norm(flat, math.inf, dim=2)
+        length = _length(value)
+        finite = length.isfinite()
+        if not bool(finite.all()):  # a length may overflow where no number does
+            finite = torch.linalg.vector_norm(flat, math.inf, dim=2).isfinite()
         if limit is None or limit.finite:
-            leave_out(~most.isfinite() & strict, f"'{name}' {_NOT_FINITE}")
+            leave_out(~finite & strict, f"'{name}' {_NOT_FINITE}")
         if name in weights:
             leave_out((flat.amin(2) < 0) & strict, f"'{name}' is negative")
         if limit is None or not limit.finite:
             continue
-        length = _length(value)
+        length = length.clamp(max=_LONGEST)
         if limit.kind != "any":
             leave_out(_negative(value, length, limit) & strict, f"'{name}' is negative")
         length = length / n.clamp(min=1) if limit.per_row else length
         out = torch.tensor([b.out.get(name, math.inf) for b in bounds], dtype=torch.float64)[:, None]
         leave_out(length > out, f"'{name}' is far longer than others'")
-        lengths[name] = torch.where(most.isfinite() & (n > 0), length, 0.0)
+        lengths[name] = torch.where(finite & (n > 0), length, 0.0)
         clip = torch.tensor([b.clip.get(name, math.inf) for b in bounds], dtype=torch.float64)[:, None]
         if bool((length > clip).any()):
             reply[name] = _times(value, torch.where(length > clip, clip / length, 1.0))
@@ -129,7 +132,7 @@ def _length(value: Tensor | RowProduct) -> Tensor:
         length = (rows * torch.linalg.vector_norm(value.x, dim=2)).sum(2, dtype=torch.float64)
     else:
         length = torch.linalg.vector_norm(value.reshape(*value.shape[:2], -1), dim=2, dtype=torch.float64)
-    return length.clamp(max=_LONGEST)
+    return length
 
 
 def _negative(value: Any, length: Tensor, limit: Limit) -> Tensor:

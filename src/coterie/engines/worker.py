@@ -141,7 +141,7 @@ class Worker:
     def _answer_block(self, group: "_Lockstep", block: Block, place: Tensor) -> None:
         each = {name: value[:, place] for name, value in group.each.items()}
         private = {
-            name: torch.stack([self._private(run_of(at), name, a.fresh[name])[block.ids] for at, a in group.each_run])
+            name: _side_by_side([self._private(run_of(at), name, a.fresh[name])[block.ids] for at, a in group.each_run])
             for name in group.ask.fresh
         }
         reply, private = self.reply(group.ask, dict(group.shared), each, private, block)
@@ -308,6 +308,11 @@ def _cut(value: Any, runs: slice, keep: slice | Tensor) -> Any:
     if isinstance(value, RowProduct):
         return RowProduct(value.x[keep], value.g[runs, keep])
     return value[runs, keep]
+
+
+def _side_by_side(values: Sequence[Tensor]) -> Tensor:
+    """Stack runs; one alone is not copied."""
+    return values[0][None] if len(values) == 1 else torch.stack(list(values))
 
 
 def _for_all(value: Any, runs: int) -> Any:

@@ -15,7 +15,16 @@ from torch import Tensor
 from coterie.config import FitOptions, options
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
-from coterie.estimators.rows import as_clients, as_rows, check_shape, classes_of, in_given_order, labelled
+from coterie.estimators.display import fitted_html, fitted_text
+from coterie.estimators.rows import (
+    as_clients,
+    as_rows,
+    check_shape,
+    classes_of,
+    in_given_order,
+    labelled,
+    target_values,
+)
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
@@ -25,6 +34,7 @@ from coterie.models import Model
 from coterie.models.outcomes import OUTCOMES, ROWS, explained, measured, metric_of
 from coterie.option_fields import abouts, options_in, parameters
 from coterie.outcome_names import OutcomeName
+from coterie.registry import METHODS
 
 __all__ = ["ESTIMATORS", "Estimator", "OfOutcomes", "Supervised", "estimator", "estimator_of", "options_of"]
 
@@ -57,29 +67,49 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     baselines: Annotated[bool, "whether one model for all and one model each are fitted too, for `scores_`"] = False
     random_state: Annotated[int, "seed of everything random"] = 0
 
-    def fit(self, clients: Any, y: Any = None, groups: Any = None, *, watch: Watch | None = None) -> Self:
+    def fit(
+        self, clients: Any, y: Any = None, groups: Any = None, *, sample_weight: Any = None, watch: Watch | None = None
+    ) -> Self:
         """Fit to clients.
 
         Parameters
         ----------
-        clients : Clients or array
-            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row).
+        clients : Clients, array or data frame
+            From `coterie.read`, or features [N, ...] together with y [N] and groups [N] (the client of each row); or a data
+            frame of pandas or polars, or an Arrow table, of which y and groups may name columns.
+        sample_weight : array, optional
+            [N] how many rows each counts as, in all sums and losses; for linear models of clients' own (`Local`,
+            `RandomEffects`, `LowRank`).
         watch : callable, optional
             Told of every round.
         """
+        if sample_weight is not None and METHODS[self.method].family != "effects":
+            raise ConfigError(f"{type(self).__name__} cannot weigh rows", "use Local, RandomEffects or LowRank")
         start, clock = getattr(self, "start", None), getattr(self, "clock", None)
-        given = as_clients(clients, y, groups, self.task, getattr(self, "outcome", None))
+        given = as_clients(clients, y, groups, self.task, getattr(self, "outcome", None), sample_weight)
         self.fitted_ = fit(
             given, options_of(self), module=getattr(self, "model", None),
             start=None if start is None else torch.as_tensor(start), clock=None if isinstance(clock, str) else clock,
             watch=watch,
         )  # fmt: skip
         self.history_ = self.fitted_.rounds
-        self._restore(self.fitted_, y)
+        self._restore(self.fitted_, target_values(clients, y))
         for said in self.fitted_.warnings:
             if any(words in said for words in self.doubts):
                 warnings.warn(said, ConvergenceWarning, stacklevel=2)
         return self
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """How it was made and, once it is fitted, what it was fitted to and how it does."""
+        made: str = super().__repr__(N_CHAR_MAX)
+        return f"{made}\n{fitted_text(self)}" if hasattr(self, "scores_") else made
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        if hasattr(self, "scores_"):
+            return fitted_html(self, super().__repr__())
+        drawn: str = super()._repr_html_()
+        return drawn
 
     @abstractmethod
     def predict(self, clients: Any, groups: Any = None) -> np.ndarray:
@@ -93,6 +123,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _restore(self, found: Fitted, y: Any = None) -> None:
         """Become what was fitted, now or in a finished run; y are the targets in arrays that were given."""
         self.schema_, self.scaling_, self.client_names_ = found.schema, found.models.scaling, found.models.names
+        names = [column.name for column in found.schema.columns]
+        self.n_features_in_ = len(names)
+        if names != [f"x{i}" for i in range(len(names))]:
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
         self.scores_ = {score.method: score for score in found.scores}
         if self.task == "auto":
             self.classes_ = classes_of(found.schema, y)
@@ -122,10 +158,10 @@ class Supervised(Estimator):
         """Predict every row, each client by its own model: a class name or a number, in the order of the rows given.
 
         A client that was not there in training gets a model by its labelled rows, so it needs targets. Of a `Clients`, the
-        test rows (or else the training rows) are predicted, client after client in the order of their names.
+        test rows (or else the training rows) are predicted, in the order of `clients.test.y` and `clients.test.frame()`.
         """
         rows = self._rows(clients, None, groups)
-        return in_given_order(self.predict_stored(rows, self._own(self.prepared(rows))), rows, clients, groups)
+        return in_given_order(self.predict_stored(rows, self._own(self.prepared(rows))), rows, clients)
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
         """Accuracy, or R^2, over all rows, each client by its own model; one that is not known gets it by these rows.
@@ -169,7 +205,7 @@ class Supervised(Estimator):
 
     def prepared(self, rows: Ragged) -> Ragged:
         """Scale rows as in training."""
-        check_shape(rows, self.scaling_)
+        check_shape(rows, self.scaling_, type(self).__name__)
         return rows.scaled(self.scaling_).to(self.model_.dtype)
 
     # -- inside -------------------------------------------------------------------------------------------------------

@@ -60,20 +60,20 @@ class FederatedMixture(Estimator, MixtureOptions):
 
         A target's prediction is its expectation given the features, by the client's own proportions; which component a row
         is from shows in its target: see `predict_proba`. A client that was not there in training is served by the centre,
-        with mean proportions. Of a `Clients`, the test rows (or else the training rows) are predicted, client after client
-        in the order of their names.
+        with mean proportions. Of a `Clients`, the test rows (or else the training rows) are predicted, in the order of
+        `clients.test.frame()`.
         """
         rows = self._scaled(clients, None, groups, targets=False)
         if isinstance(self.mixtures_.fit.family, Regression):
             made = self.mixtures_.expected(rows).numpy()
         else:
             made = self.mixtures_.probabilities(rows).argmax(1).numpy()
-        return in_given_order(made, rows, clients, groups)
+        return in_given_order(made, rows, clients)
 
     def predict_proba(self, clients: Any, y: Any = None, groups: Any = None) -> np.ndarray:
         """Probability of every component for every row; of regressions, given the target too.  [N, R]"""
         rows = self._scaled(clients, y, groups)
-        return in_given_order(self.mixtures_.probabilities(rows).numpy(), rows, clients, groups)
+        return in_given_order(self.mixtures_.probabilities(rows).numpy(), rows, clients)
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
         """Mean log-likelihood of a row; of regressions, of its target given the features."""

@@ -21,6 +21,7 @@ from coterie.report.plots import Line, line_chart
 from coterie.report.run_document import ComparisonDocument
 from coterie.report.run_folder import Metric, Run, number, read_table
 from coterie.report.summary import Fact, started
+from coterie.report.words import NATS, SETTING
 
 __all__ = ["is_comparison", "read_comparison", "render_comparison", "write_comparison_report"]
 
@@ -131,6 +132,8 @@ def _context(run: Run) -> dict[str, Any]:
         "clusters": tables.cluster_table(shown),
         "profiles": tables.profiles(run),
         "clients": tables.client_table(shown),
+        "nats": NATS,
+        "setting": SETTING,
         "settings": tables.settings(info.get("protocol") or {}),
         "data": tables.settings(info.get("data") or {}),
         "versions": tables.settings({"coterie": info.get("coterie"), **(info.get("versions") or {})}),

@@ -87,6 +87,7 @@ class Run:
     rounds: dict[str, list[Any]]
     clients: dict[str, list[Any]]
     has_models: bool = False
+    path: str = ""  # as commands name it, from the folder in which this one was given
 
     def part(self, name: str) -> dict[str, Any]:
         """Give a nested part of `run.json`, empty when it is not there."""
@@ -205,7 +206,14 @@ def read_run(folder: Path) -> Run:
     info = read_document(folder)
     check_files(folder, info, ("rounds.parquet", "clients.parquet"))
     rounds, clients = read_table(folder / "rounds.parquet"), read_table(folder / "clients.parquet")
-    return Run(folder.resolve().name, info, rounds, clients, any(folder.glob("models/*.safetensors")))
+    has_models = any(folder.glob("models/*.safetensors"))
+    return Run(folder.resolve().name, info, rounds, clients, has_models, _from_here(folder))
+
+
+def _from_here(folder: Path) -> str:
+    """A folder as a command names it: from where we are if it is below, else from the root."""
+    here, there = Path.cwd(), folder.resolve()
+    return str(there.relative_to(here)) if there.is_relative_to(here) and there != here else str(there)
 
 
 def read_document(folder: Path) -> dict[str, Any]:

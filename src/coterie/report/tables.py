@@ -235,6 +235,7 @@ def _flat(options: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
 
 def how_to_load(run: Run) -> tuple[str, str]:
     """Write the lines that use the run's models, in Python and in the shell."""
-    shell = shlex.quote(run.name)
-    python = f"import coterie\n\nmodel = coterie.load({json.dumps(run.name, ensure_ascii=False)})"
+    path = run.path or run.name
+    shell = shlex.quote(path)
+    python = f"import coterie\n\nmodel = coterie.load({json.dumps(path, ensure_ascii=False)})"
     return python, f"coterie predict {shell} DATA\ncoterie assign {shell} DATA"

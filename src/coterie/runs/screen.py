@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The screen: results go to stdout, progress and words to stderr."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from coterie.engines.in_process import Round
     from coterie.methods.session import Watch
 
-__all__ = ["Follow", "complain", "err", "following", "out", "progress", "warn"]
+__all__ = ["QUIET", "Follow", "complain", "err", "following", "is_quiet", "out", "progress", "warn"]
+
+QUIET = "COTERIE_QUIET"  # in the environment
 
 _PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}  # names are names
 
@@ -37,20 +40,29 @@ def warn(sentences: list[str]) -> None:
         err.print(f"warning: {said}")
 
 
+def is_quiet() -> bool:
+    """Whether nobody wants to hear how far a command has come: `--quiet`, or COTERIE_QUIET in the environment."""
+    return os.environ.get(QUIET, "") not in ("", "0")
+
+
 @contextmanager
-def progress() -> "Iterator[Watch | None]":
-    """Show a bar per phase on a terminal; nothing elsewhere."""
-    if not err.is_terminal:
+def progress(every: float = 10.0) -> "Iterator[Watch | None]":
+    """Show how far a fit has come: a bar per phase on a terminal, elsewhere a line from time to time."""
+    if is_quiet():
         yield None
-        return
-    with _bars() as bar:
-        yield _watch(bar)
+    elif err.is_terminal:
+        with _bars() as bar:
+            yield _watch(bar)
+    else:
+        with _spoken(Follow(begins="preparing"), every) as follow:
+            yield follow.round
 
 
 @dataclass
 class Follow:
-    """How far a run on a federation has come, by what it tells."""
+    """How far a run has come, by what it tells."""
 
+    begins: str = "waiting for the nodes"
     clock: Callable[[], float] = time.monotonic
     show: "Callable[[Follow], None]" = lambda self: None
     watch: "Watch | None" = None
@@ -76,21 +88,23 @@ class Follow:
 
     def __str__(self) -> str:
         """One line."""
-        if not self.messages:
-            return "waiting for the nodes"
-        said = f"message {self.messages}: {self.asked}"
+        said = [f"message {self.messages}: {self.asked}"] if self.messages else []
         done, total = self.rounds
         if self.phase and total > 1:
-            said += f"; {self.phase}: round {done} of {total}"
+            far = f"{self.phase}: round {done} of {total}"
             if self.first < done < total:
                 left = (self.clock() - self.since) / (done - self.first) * (total - done)
-                said += f", about {left:.0f} s left"
-        return said
+                far += f", about {left:.0f} s left"
+            said.append(far)
+        return "; ".join(said) or self.begins
 
 
 @contextmanager
 def following(every: float = 10.0) -> Iterator[Follow]:
     """Show how far a run on a federation has come: bars on a terminal, elsewhere a line from time to time."""
+    if is_quiet():
+        yield Follow()
+        return
     if err.is_terminal:
         with _bars() as bar:
             messages = bar.add_task("messages", total=None, said="")
@@ -100,7 +114,14 @@ def following(every: float = 10.0) -> Iterator[Follow]:
 
             yield Follow(show=show, watch=_watch(bar))
         return
-    follow, ended = Follow(), Event()
+    with _spoken(Follow(), every) as follow:
+        yield follow
+
+
+@contextmanager
+def _spoken(follow: Follow, every: float) -> Iterator[Follow]:
+    """Say a line every so many seconds."""
+    ended = Event()
 
     def speak() -> None:
         while not ended.wait(every):

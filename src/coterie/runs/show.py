@@ -11,7 +11,9 @@ from coterie.data.check import Findings
 from coterie.engines.drive import Traffic
 from coterie.methods.base import Fitted, Score
 from coterie.report.numbers import decimals_for, human_bytes
+from coterie.report.words import NATS, SETTING
 from coterie.runs.screen import out
+from coterie.selection.display import setting_cell
 from coterie.selection.result import Comparison, Structure
 from coterie.selection.text import answer, metric_name, one_for_all, plus_minus
 
@@ -62,7 +64,8 @@ def show_comparison(found: Comparison, fit: str | None) -> None:
     for text in (said.headline, *said.evidence):
         out.print(text)
     what = f"{metric_name(found.metric)}, mean over clients ± standard error"
-    out.print(f"{what}; gain over {one_for_all(found)} in nats per row")
+    out.print(f"{what}; gain over {one_for_all(found)} in nats per row: {NATS}")
+    out.print(f"setting: {SETTING}")
     out.print(_comparison_table(found), soft_wrap=False)
     out.print(_sent(found.traffic))
     for text in said.doubts:
@@ -77,10 +80,10 @@ def _comparison_table(found: Comparison) -> Table:
     table = Table(*heads, *(["new\nclients"] if met else []))
     for one in found.structures:
         mean, error = (one.test_metric, one.test_stderr) if tested else (one.metric, one.metric_stderr)
-        setting = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in one.setting.values())
+        setting = setting_cell(one)
         cells = [plus_minus(found.metric, mean, error).replace(" ", ""), *_gain(one)]
         cells += [plus_minus(found.metric, one.new_metric, one.new_stderr).partition(" ")[0]] if met else []
-        table.add_row(("*" if one.name == found.chosen else " ") + one.name, setting or "-", *cells)
+        table.add_row(("*" if one.name == found.chosen else " ") + one.name, setting, *cells)
     return table
 
 

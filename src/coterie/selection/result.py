@@ -124,6 +124,17 @@ class Comparison:
     absent: tuple[str, ...] = ()  # clients that did not answer, and are left out
     traffic: Traffic = field(default_factory=Traffic)
 
+    def __repr__(self) -> str:
+        from coterie.selection.display import comparison_text  # which reads this module
+
+        return comparison_text(self)
+
+    def _repr_html_(self) -> str:
+        """Headline and table, for notebooks."""
+        from coterie.selection.display import comparison_html
+
+        return comparison_html(self)
+
     def __getitem__(self, name: str) -> Structure:
         return next(one for one in self.structures if one.name == name)
 

@@ -31,7 +31,7 @@ __all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
 New = dict[str, tuple[Tensor, Tensor, Tensor]]  # structure -> score, right, rows of new clients
 
 _PRIORS = {
-    "intercept": "random intercepts", "same": "random effects (equal variances)",
+    "intercept": "own intercepts", "same": "random effects (equal variances)",
     "diagonal": "random effects (diagonal covariance)", "full": "random effects (full covariance)",
 }  # fmt: skip
 

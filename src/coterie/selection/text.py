@@ -212,8 +212,8 @@ def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: b
 def _data_words(data: DataOptions) -> list[str]:
     """The options of reading that are not what they would be anyway."""
     usual, words = DataOptions(), list[str]()
-    read = ("missing", "task", "outcome", "event", "min_rows", "test_size", "new_clients")  # the same rows are held out
-    for name in read:
+    held = ("test_size", "new_clients", "split")  # the same rows are held out
+    for name in ("missing", "task", "outcome", "event", "min_rows", *held, "sep", "decimal", "thousands", "encoding"):
         if getattr(data, name) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(getattr(data, name))]
     for flag, columns in (("--exclude", data.exclude), ("--categorical", data.categorical)):

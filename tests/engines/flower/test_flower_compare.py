@@ -72,6 +72,23 @@ def test_the_answer_is_that_of_all_rows_together(rows: Ragged, here: Comparison,
     np.testing.assert_array_equal(there.grouping.labels, here.grouping.labels)
 
 
+def test_nodes_hold_out_the_last_rows_where_these_are_in_time_order(rows: Ragged, tmp_path: Path) -> None:
+    timed = replace(rows, in_time=True)
+    clients = held_out(timed, plain_schema(rows), test_size=0.2, new_clients=0.2, seed=3)
+    only = ["global", "shrunk"]
+    here = coterie.compare(clients, quick=True, seed=3, structures=only)
+    far, _ = connected(timed, tmp_path, nodes=NODES, test_size=0.2, new_clients=0.2, seed=3)
+    there = coterie.compare(far, quick=True, seed=3, structures=only)
+    random = coterie.compare(
+        held_out(rows, plain_schema(rows), test_size=0.2, new_clients=0.2, seed=3), quick=True, seed=3, structures=only
+    )
+    for one in there.structures:
+        assert one.score == pytest.approx(here[one.name].score, abs=1e-6)
+        assert one.test_metric == pytest.approx(here[one.name].test_metric, rel=1e-6)
+        assert one.new_metric == pytest.approx(here[one.name].new_metric, rel=1e-6)
+        assert one.test_metric != pytest.approx(random[one.name].test_metric, rel=1e-6)
+
+
 def test_one_that_was_interrupted_ends_the_same(rows: Ragged, tmp_path: Path) -> None:
     """Killed at different messages, and once more after that."""
     whole = compare(MemoryGrid(dealt(rows, tmp_path / "a", nodes=NODES)), folder=tmp_path / "whole", **HOW)

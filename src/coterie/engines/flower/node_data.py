@@ -53,9 +53,10 @@ def _load(context: Context, load_data: LoadData | None, allowed: Data, schema: S
     chosen = _options(context, allowed)
     data = chosen.data
     if schema is not None:
-        return read_with(schema, found, min_rows=data.min_rows)
+        return read_with(schema, found, min_rows=data.min_rows, split=data.split, **data.written)
     said: dict[str, Any] = {"client": data.client, "target": data.target, "features": data.features}
     said |= {"exclude": data.exclude, "categorical": data.categorical, "missing": data.missing}
+    said |= {"split": data.split, **data.written}
     clients = read(
         found, **said, task=chosen.task, outcome=data.outcome, event=data.event, min_rows=data.min_rows, test_size=0.0
     )

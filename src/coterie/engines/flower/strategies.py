@@ -194,6 +194,7 @@ def compare(
     new_clients: float | None = None,
     outcome: OutcomeName | None = None,
     event: str | None = None,
+    split: str = "random",
     command: str = "coterie.flower.compare",
     watch: Watch | None = None,
     told: Callable[[str], None] = lambda asked: None,
@@ -214,6 +215,8 @@ def compare(
         Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
     outcome, event
         As for `coterie.read`; nodes read their rows so, as the run's options say.
+    split : str
+        What the run's `options` tell nodes of the order in which rows are held out; it is written down here.
     command : str
         What the folder says was asked for.
     watch, told
@@ -229,7 +232,7 @@ def compare(
             "seed": seed, "model": {"hidden": list(hidden)},
             "data": {
                 "test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients,
-                "outcome": outcome, "event": event,
+                "outcome": outcome, "event": event, "split": split,
             },
         }
     )  # fmt: skip
