@@ -417,8 +417,11 @@ def differences(kept: Any, now: Any, tolerance: float, field: str = "") -> Itera
 
 
 def _is_later_option(field: str, value: Any) -> bool:
-    """Whether this is an option of a later version, as it is if nobody says anything."""
-    place = field.partition("run.json.config.")[2].split(".")
+    """Whether this is an option, or an estimator's parameter, of a later version, as it is if nobody says anything."""
+    if field.rpartition(".")[0].endswith("parameters"):
+        return value is None
+    read = field.partition("compare.json.data.")[2]
+    place = (f"data.{read}" if read else field.partition("run.json.config.")[2]).split(".")
     found: Any = options().model_dump(mode="json") if place != [""] else {}
     for name in place:
         found = found.get(name, ABSENT) if isinstance(found, dict) else ABSENT

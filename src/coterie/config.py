@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from coterie import registry
 from coterie.errors import ConfigError
 from coterie.limits import MOST_COLUMNS, MOST_CONFIG_BYTES, MOST_COUNT, MOST_DEPTH, MOST_NAME, MOST_TEXT
+from coterie.outcome_names import OutcomeName
 from coterie.registry import AUTO, METHODS, Method, method_of, takers
 
 __all__ = [
@@ -63,6 +64,8 @@ class DataOptions(_Options):
     categorical: _Names = ()
     missing: Literal["error", "mean", "drop"] = "error"
     task: Literal["auto", "regression", "classification"] = "auto"
+    outcome: OutcomeName | None = None
+    event: _Name | None = None
     min_rows: int = Field(1, ge=1, le=MOST_COUNT)
     test_size: float = Field(0.2, ge=0, lt=1)
     new_clients: float = Field(0.0, ge=0, lt=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.errors import DataError
 from coterie.local import chosen, client_losses, outputs, own_outputs, served, worst_if_nan
-from coterie.models import Model, decided, row_loss
+from coterie.models import Model, decided, row_loss, row_metric
 from coterie.protocol import Ask, Block, Limit, Stack, Sum, Tensors, answers, from_sums
 
 __all__ = [
@@ -240,11 +240,14 @@ def judged(model: Model, scores: Tensor, data: Block) -> Tensors:
 
 
 def _metric(model: Model, scores: Tensor, loss: Tensor, data: Block) -> Tensor:
-    """Share of rows predicted right; of numbers, the loss.  [S, C, N, O], [S, C] -> [S, C]"""
-    if model.loss != "cross_entropy":
+    """Share of rows predicted right; of numbers, the mean squared error.  [S, C, N, O], [S, C] -> [S, C]"""
+    if model.loss == "squared":
         return loss
-    right = (decided(scores, model.threshold) == data.target).to(data.weights.dtype)
-    return torch.einsum("scn,cn->sc", right, data.weights)
+    if model.loss == "cross_entropy":
+        right = decided(scores, model.threshold) == data.target
+    else:
+        right = row_metric(model.loss, scores, data.target)
+    return torch.einsum("scn,cn->sc", right.to(data.weights.dtype), data.weights)
 
 
 # -- against planted truth --------------------------------------------------------------------------------------------

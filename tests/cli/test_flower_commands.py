@@ -12,6 +12,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from command import coterie, refused
@@ -176,6 +179,27 @@ def test_without_flower_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "flwr" else real(name, *more))
     for words in (("up", "--data", "x.csv"), ("run",), ("status",), ("down",), ("demo",)):
         assert refused("flower", *words) == ("Flower is not installed", "pip install 'coterie[flower]'")
+
+
+@needs_flower
+def test_nodes_read_the_outcome_that_a_comparison_asks_for(
+    superlink: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flwr.app import Context, RecordDict
+
+    from coterie.engines.flower.node_data import node_data
+
+    events(superlink, capsys, {"event": "result", "text": "", "warnings": [], "found": {"report": "x"}})
+    assert coterie("flower", "compare", "--outcome", "cox", "--event", "operation", "--folder", superlink).code == 0
+    config = tomllib.loads((superlink / "app.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert json.loads(config["compare"])["outcome"] == "cox"
+    stays_demo.write_stays(tmp_path / "rows.parquet", 0)
+    table = pq.read_table(tmp_path / "rows.parquet")
+    times = pa.array(np.abs(table["days"].to_numpy()) + 0.1)
+    pq.write_table(table.set_column(table.column_names.index("days"), "days", times), tmp_path / "rows.parquet")
+    about = {"name": "a", "data": str(tmp_path / "rows.parquet"), "client": "hospital", "target": "days"}
+    schema = node_data(Context(1, 1, about, RecordDict(), config)).load(None).schema
+    assert (schema.outcome, schema.event, schema.feature_names) == ("cox", "operation", ("age", "severity"))
 
 
 @needs_flower

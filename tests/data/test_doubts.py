@@ -72,11 +72,14 @@ def test_rare_classes() -> None:
 
 def test_counts_and_skewed_targets() -> None:
     (said,) = _said(PLAIN.assign(falls=_DRAW.poisson(8, _N)), "falls")
-    assert "counts: --outcome poisson may fit better" in said
+    assert "counts: --outcome poisson or negative-binomial may fit better" in said
     few = _said(PLAIN.assign(falls=_DRAW.poisson(1, _N)), "falls")
-    assert any("taken for classes" in one and "counts: --outcome poisson may fit better" in one for one in few)
+    assert any(
+        "taken for classes" in one and "counts: --outcome poisson or negative-binomial may fit better" in one
+        for one in few
+    )
     (said,) = _said(PLAIN.assign(cost=np.exp(1.5 * _DRAW.normal(size=_N))), "cost")
-    assert "positive and skewed: --outcome lognormal or gamma" in said
+    assert "positive and skewed: --outcome log-normal or gamma" in said
     assert _said(PLAIN.assign(year=_DRAW.integers(1990, 2020, _N)), "year") == []
 
 

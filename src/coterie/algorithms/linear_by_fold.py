@@ -5,8 +5,9 @@ Every row has the number of a fold (`Block.fold`). There is one fit for every fo
 one on all of them: that one is judged by test rows, whose number is `n_folds` and which nobody trains on. So the F =
 n_folds + 1 fits share every pass over the rows, and no fit sees what it is judged by.
 
-Models are linear: regression, log odds (two classes) or one output for every class. For regression, sums of products by fold
-are all that is needed of the rows; clients form them when they are first asked, and keep them as private state.
+Models are linear: regression, log odds (two classes), one output for every class, or the linear predictor of another
+outcome (`models/outcomes.py`), whose extra parameters follow the weights and the intercept. For regression, sums of products
+by fold are all that is needed of the rows; clients form them when they are first asked, and keep them as private state.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.log_odds import LogOdds, projected
+from coterie.algorithms.outcome_curves import Likelihood, PartialLikelihood
+from coterie.algorithms.robust import LOSSES
 from coterie.models import weighted
-from coterie.protocol import Block, Tensors
+from coterie.models.outcomes import outcome_of
+from coterie.protocol import Block, Limit, Tensors
 
 __all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "noise_level"]
 
@@ -41,6 +45,8 @@ class Problem:
         Numbers of the rows that are held out of the F fits.
     class_weights : tuple of float
         What a row of each class counts in training; () counts all alike. Held-out rows always do.
+    outcome : str
+        What the target is, where it is neither a plain number nor one of several classes; else "".
     """
 
     n_features: int
@@ -48,28 +54,56 @@ class Problem:
     n_folds: int
     held: tuple[int, ...]
     class_weights: tuple[float, ...] = ()
+    outcome: str = ""
 
     @property
     def n_outputs(self) -> int:
-        """One for regression and for two classes."""
-        return self.n_classes if self.n_classes > 2 else 1
+        """One for regression, for two classes and for other outcomes."""
+        return self.n_classes if self.n_classes > 2 and not self.outcome else 1
+
+    @property
+    def n_extra(self) -> int:
+        """Q: parameters beside weights and intercepts, which clients have in common."""
+        return outcome_of(self.outcome).n_extra(self.n_classes) if self.outcome else 0
 
     @property
     def n_parameters(self) -> int:
-        """P: weights and intercept of every output."""
-        return self.n_outputs * (self.n_features + 1)
+        """P: weights and intercept of every output, and extra ones."""
+        return self.n_outputs * (self.n_features + 1) + self.n_extra
 
     @property
     def is_regression(self) -> bool:
         """Whether there is noise to estimate."""
-        return self.n_classes == 0
+        return self.n_classes == 0 and not self.outcome
+
+    @property
+    def is_number(self) -> bool:
+        """Whether predictions are numbers, with squared errors."""
+        return self.is_regression or (bool(self.outcome) and outcome_of(self.outcome).metric == "rmse")
+
+    @property
+    def is_stratified(self) -> bool:
+        """Whether every client has a baseline of its own, so that intercepts mean nothing."""
+        return bool(self.outcome) and outcome_of(self.outcome).metric == "concordance"
 
     @property
     def slopes(self) -> Tensor:
-        """[P] 1 for weights and 0 for intercepts, which nobody penalises."""
+        """[P] 1 for weights and 0 for intercepts and extra parameters, which nobody penalises."""
         one = torch.ones(self.n_features + 1, dtype=torch.float64)
         one[-1] = 0.0
-        return one.repeat(self.n_outputs)
+        return torch.cat([one.repeat(self.n_outputs), one.new_zeros(self.n_extra)])
+
+    @property
+    def own(self) -> Tensor:
+        """[P] 1 for what clients may have of their own: all but extra parameters."""
+        one = torch.ones(self.n_parameters, dtype=torch.float64)
+        one[self.n_parameters - self.n_extra :] = 0.0
+        return one
+
+    @property
+    def losses(self) -> Limit:
+        """What a client's loss may be: densities may be above 1, so that minus their logarithms are below 0."""
+        return Limit() if self.outcome else LOSSES
 
     @property
     def fresh(self) -> Tensors:
@@ -94,6 +128,10 @@ class Problem:
         fits, squares = len(self.held), 3 * self.n_parameters**2 // _FEW_ROWS
         if self.is_regression:
             return 2 * max(models, second) + fits * squares * second
+        if self.is_stratified:
+            return fits * (30 * models + (4 * self.n_features + squares) * second)
+        if self.outcome:
+            return fits * ((8 + self.n_extra) * models + ((1 + self.n_extra) ** 2 + squares) * second)
         pairs = self.n_outputs * (self.n_outputs + 1)
         return 3 * fits * (4 * max(self.n_classes, 2) * models + (pairs + squares) * second)
 
@@ -119,6 +157,8 @@ class Curves(Protocol):
 
 def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Tensors]:
     """Look at a block of clients, and say what they keep of their rows."""
+    if problem.outcome:
+        return (PartialLikelihood if problem.is_stratified else Likelihood)(problem, data), {}
     if not problem.is_regression:
         return LogOdds(problem, data), {}
     products = private["products"]  # [C, V + 1, Q, Q]

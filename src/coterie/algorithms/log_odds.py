@@ -19,7 +19,7 @@ from coterie.protocol import Block
 if TYPE_CHECKING:
     from coterie.algorithms.linear_by_fold import Problem
 
-__all__ = ["LogOdds", "projected"]
+__all__ = ["LogOdds", "projected", "with_intercept"]
 
 _FEW_ROWS = 24  # of a client: up to here putting numbers in place takes longer than multiplying more of them
 
@@ -29,7 +29,7 @@ class LogOdds:
 
     def __init__(self, problem: "Problem", data: Block) -> None:
         self.problem, self.data = problem, data
-        self.x = data.once("features and intercept", lambda: _with_intercept(data))  # [C, N, D + 1]
+        self.x = data.once("features and intercept", lambda: with_intercept(data))  # [C, N, D + 1]
         outputs = problem.n_outputs
         self.y = data.once(("classes", outputs), lambda: _classes(data, outputs))  # [C, 1, 1, O, N]
         masks = data.once(("masks", problem), lambda: _masks(problem, data))  # [2, C, F, 1, N]
@@ -143,7 +143,8 @@ def _total(scores: Tensor) -> Tensor:
     return softplus(scores[..., 0, :]) if scores.shape[3] == 1 else scores.logsumexp(3)
 
 
-def _with_intercept(data: Block) -> Tensor:
+def with_intercept(data: Block) -> Tensor:
+    """[C, N, D + 1]"""
     return torch.cat([data.x, torch.ones_like(data.x[..., :1])], -1)
 
 

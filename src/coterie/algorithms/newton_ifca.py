@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Problem, curves, noise_level
+from coterie.algorithms.outcome_curves import Likelihood
 from coterie.algorithms.random_effects import OWN, fresh_model
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.local import worst_if_nan
@@ -117,7 +118,7 @@ def nobody_yet(problem: Problem, settings: int) -> Clusters:
 
 def newton_ifca(
     state: State | None, *, start: Clusters, problem: Problem, n_clusters: int, penalties: tuple[float, ...], rounds: int,
-    starts: int = 1, seed: int = 0,
+    starts: int = 1, seed: int = 0, still: float = _STILL,
 ) -> Algorithm:  # fmt: skip
     """Label clients and fit models in turn until nothing moves; then grow, where more clusters are wanted.
 
@@ -134,6 +135,8 @@ def newton_ifca(
         At most, for every number of clusters.
     starts : int
         Clients whose own models are tried as the next cluster's.
+    still : float
+        A move, relative to the largest parameter, after which nothing more is expected.
     """
     grows = n_clusters > start.theta.shape[2]
     if state is None:
@@ -146,7 +149,7 @@ def newton_ifca(
             got = yield _step_ask(state, problem)
             state = replace(state, round=state.round + 1, left=state.left - 1)
             if got is not None and got.n:
-                state = _moved(state, got, problem, penalty, _SETTLED if grows else _STILL)
+                state = _moved(state, got, problem, penalty, _SETTLED if grows else still)
             if grows and state.theta.shape[1] > starts:
                 state = _best(state, starts)
             yield Save(state)
@@ -257,12 +260,13 @@ def _drawn(gaps: Tensor, n: int, draw: torch.Generator) -> Tensor:
 
 def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
     """Ask clients for their cluster, and how well it serves their held-out rows."""
-    fold = {name: Stack() for name in ("loss", "metric", "rows", "label", "margin")}
+    names = ("loss", "metric", "rows", "label", "margin", *(["least"] if problem.outcome else []))
+    fold = {name: Stack() for name in names}
     shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
     return Ask(
         judge_clusters, shared, fold, fresh=problem.fresh,
         scratch=problem.scratch(found.theta.shape[1] * found.theta.shape[2]),
-        limits={"loss": LOSSES, "metric": LOSSES, "rows": COUNT},
+        limits={"loss": problem.losses, "metric": LOSSES, "rows": COUNT},
     )  # fmt: skip
 
 
@@ -345,7 +349,7 @@ def own_model(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     return {"theta": private[OWN]}, {}
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack(), label=Stack(), margin=Stack())
+@answers(loss=Stack(), metric=Stack(), rows=Stack(), label=Stack(), margin=Stack(), least=Stack())
 @from_sums
 @one_run_at_a_time
 def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -359,6 +363,8 @@ def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data
     values = [_objective(problem, value, at.n, common) for value in (two[:, :, -1], two[:, :, 0])]
     margin = (values[0] - values[1]) / at.n.clamp(min=1)
     reply = {"loss": loss, "metric": right, "rows": at.n_held, "label": label, "margin": margin}
+    if isinstance(at, Likelihood):
+        reply["least"] = at.least(_taken(theta, label))
     return {name: value.movedim(2, 0) for name, value in reply.items()}, kept
 
 

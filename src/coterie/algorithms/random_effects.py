@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
+from coterie.algorithms.outcome_curves import Likelihood
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.models import Dense
+from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import (
     Algorithm,
     Ask,
@@ -46,7 +48,9 @@ OWN = "own model"  # under this name clients keep a model of their own
 _NOISE_STEPS = 3  # of a client's own noise, which depends on its model, which depends on the noise
 _FAR = 0.5  # log odds of a standard deviation by which the mean of classifiers moves in a round, at most
 _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
+_OUTCOME_CENTRE_EVERY = 2  # of other outcomes, whose extra parameters move with it
 _HALVINGS = 4
+_OUTCOME_HALVINGS = 12  # exponentials overshoot far
 _SURE = 1e-3  # of a Newton step's gain in nats: so near the mode log odds change too little for it to go too far
 _STILL = 1e-10  # likewise: after such a step nothing is left to gain
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
@@ -84,14 +88,21 @@ class State(Prior):
     round: int = 0
 
 
-def ridge_prior(problem: Problem, penalties: tuple[float, ...], n_fits: int, noise: Tensor) -> Prior:
-    """Local models: weights around zero with variance 1 / penalty, intercepts free.  noise [F]"""
+def ridge_prior(
+    problem: Problem, penalties: tuple[float, ...], n_fits: int, noise: Tensor, common: Tensor | None = None
+) -> Prior:
+    """Local models: weights around zero with variance 1 / penalty, intercepts free.  noise [F]
+
+    Of outcomes that are neither numbers nor classes, intercepts are free around that of a common model [F, P], and extra
+    parameters are as there.
+    """
     slopes = problem.slopes
-    variance = torch.stack([slopes / l2 + (1 - slopes) * _FLAT for l2 in penalties])  # [J, P]
+    variance = torch.stack([slopes / l2 + (1 - slopes) * _FLAT for l2 in penalties]) * problem.own  # [J, P]
     root = torch.diag_embed(variance.sqrt()).expand(n_fits, -1, -1, -1)
-    return Prior(
-        torch.zeros(n_fits, *variance.shape, dtype=torch.float64), root, noise[:, None].expand(-1, len(penalties))
-    )
+    mean = torch.zeros(n_fits, *variance.shape, dtype=torch.float64)
+    if problem.outcome and common is not None:
+        mean = mean + (common * (1 - slopes))[:, None]
+    return Prior(mean, root, noise[:, None].expand(-1, len(penalties)))
 
 
 def low_rank(prior: Prior, hessian: Tensor, ranks: tuple[int, ...]) -> Prior:
@@ -134,13 +145,14 @@ def random_effects(
     tag : str
         Under which clients keep their v_i, so as not to begin anew every round.
     learn : bool
-        Whether m and B are learnt; else only the common noise.
+        Whether m and B are learnt; else only the common noise, and extra parameters of outcomes.
     """
     if state is None:
         state = State(start.mean, start.root, start.noise)
         yield Save(state)
     while state.round < rounds:
-        centre = learn and state.round % _CENTRE_EVERY == 0
+        every = _OUTCOME_CENTRE_EVERY if problem.outcome else _CENTRE_EVERY
+        centre = state.round % every == 0 if learn else problem.n_extra > 0
         fold: dict[str, Fold] = {"count": Sum(), "precision": Sum()}
         if learn:
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
@@ -170,7 +182,7 @@ def _maximised(prior: State, got: Replies, problem: Problem, kinds: tuple[Kind, 
     if problem.is_regression:
         prior = replace(prior, noise=count / got["precision"])
     if not kinds:
-        return prior
+        return _with_extra(prior, got, problem)
     stretch = _solved(got["stiffness"], got["stretch"]).clamp(-_LEAST_STRETCH, _MOST_STRETCH)
     wide, spread = prior.root * (1 + stretch)[:, :, None], got["second"] / count[..., None, None]
     root = [_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
@@ -179,6 +191,17 @@ def _maximised(prior: State, got: Replies, problem: Problem, kinds: tuple[Kind, 
         step = _solved(got["information"], got["slope"])
         mean = mean - (step if problem.is_regression else step.clamp(-_FAR, _FAR))  # modes are only nearly so
     return replace(prior, mean=mean, root=torch.stack(root, 1))
+
+
+def _with_extra(prior: State, got: Replies, problem: Problem) -> State:
+    """Move extra parameters alone."""
+    if not problem.n_extra:
+        return prior
+    at = slice(problem.n_parameters - problem.n_extra, None)
+    step = _solved(got["information"][..., at, at], got["slope"][..., at]).clamp(-_FAR, _FAR)
+    mean = prior.mean.clone()
+    mean[..., at] -= step
+    return replace(prior, mean=mean)
 
 
 def _solved(a: Tensor, b: Tensor) -> Tensor:
@@ -238,8 +261,12 @@ def keeps_covariance(problem: Problem) -> bool:
 def as_dense(model: Dense, theta: Tensor) -> Tensor:
     """Weights and intercept, output by output, in the order of `Dense`; of two classes the first has log odds 0.
 
-    theta [..., O (D + 1)] -> [..., P]
+    Extra parameters of an outcome are outputs that no feature changes.  theta [..., O (D + 1) + Q] -> [..., P]
     """
+    if model.loss in OUTCOMES:
+        size, extra = model.sizes[0], theta.shape[-1] - model.sizes[0] - 1
+        nothing = theta.new_zeros(*theta.shape[:-1], extra * size)
+        return torch.cat([theta[..., :size], nothing, theta[..., size:]], -1)
     outputs = theta.reshape(*theta.shape[:-1], -1, model.sizes[0] + 1)
     if outputs.shape[-2] < model.n_outputs:
         outputs = torch.cat([torch.zeros_like(outputs), outputs], -2)
@@ -264,7 +291,7 @@ def _ask(
     fresh = {**problem.fresh, f"{tag} effects": nothing, f"{tag} noise": nothing[..., 0].clone()}
     if keep is not None:
         fresh |= fresh_model(problem)
-    limits = {name: limit for name, limit in _LIMITS.items() if name in fold}
+    limits = {name: limit for name, limit in (_LIMITS | {"loss": problem.losses}).items() if name in fold}
     return Ask(
         step, shared, fold, fresh=fresh, scratch=problem.scratch(shape[1], shape[1]), work=float(steps), limits=limits
     )
@@ -301,11 +328,16 @@ def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data
 def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Tensor) -> Tensors:
     """Slope and curvature of minus the log-likelihood in m, v_i integrated out: H - H B (B^T H B + I)^-1 B^T H."""
     root = shared["root"]
-    _, gradient, hessian = at.quadratic(_models(shared["mean"], shared["root"], found.v))
+    models = _models(shared["mean"], shared["root"], found.v)
+    _, gradient, hessian = at.quadratic(models)
     scaled = hessian / found.noise[..., None, None]  # [F, J, C, P, P]
     seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
     known = scaled - seen @ found.covariance @ seen.transpose(-2, -1)
     slope = gradient / found.noise[..., None]
+    if isinstance(at, Likelihood) and shared["problem"].n_extra:
+        unsure = torch.einsum("fjpr,fjcrs,fjqs->fjcpq", root, found.covariance, root)
+        wider = at.spread_slope(models, unsure)
+        slope = torch.cat([slope[..., : -wider.shape[-1]], slope[..., -wider.shape[-1] :] + wider], -1)
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
@@ -377,10 +409,14 @@ def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: i
 
     Settings for which it has come to rest, for all these clients, take no further steps.
     """
-    one, sure = torch.eye(v.shape[-1], dtype=v.dtype), not shared["problem"].is_regression  # classes have no noise
+    one, sure = (
+        torch.eye(v.shape[-1], dtype=v.dtype),
+        not shared["problem"].is_regression,
+    )  # other outcomes have no noise
     parts: list[tuple[Tensor, Tensor, Tensor]] = []  # of settings that rest: v, factor, B^T H B
     places, on = [], torch.arange(v.shape[1])
     mean, root = shared["mean"], shared["root"]  # [F, J, P], [F, J, P, R]
+    halvings = _OUTCOME_HALVINGS if shared["problem"].outcome else _HALVINGS
     for left in range(steps - 1, -1, -1):
         loss, pull, projected = at.along(_models(mean, root, v), root)
         slope, precision = (pull, projected) if sure else (pull / noise[..., None], projected / noise[..., None, None])
@@ -393,7 +429,7 @@ def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: i
         if bool((gain < _SURE).all()):
             v = v - step
         else:
-            v = _halved(mean, root, at, v, step, loss + 0.5 * v.square().sum(-1))
+            v = _halved(mean, root, at, v, step, loss + 0.5 * v.square().sum(-1), halvings)
         moves = gain.amax((0, 2)) > _STILL if left else torch.zeros(len(on), dtype=torch.bool)  # [J]
         if bool(moves.all()):
             continue
@@ -409,10 +445,10 @@ def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: i
     return v, factor, projected
 
 
-def _halved(mean: Tensor, root: Tensor, at: Curves, v: Tensor, step: Tensor, before: Tensor) -> Tensor:
+def _halved(mean: Tensor, root: Tensor, at: Curves, v: Tensor, step: Tensor, before: Tensor, halvings: int) -> Tensor:
     """Take the step, or as much of it as does not make things worse."""
     length = torch.ones_like(before)
-    for _ in range(_HALVINGS):
+    for _ in range(halvings):
         new = v - length[..., None] * step
         worse = at.loss(_models(mean, root, new)) + 0.5 * new.square().sum(-1) > before + 1e-9 * before.abs()
         if not bool(worse.any()):

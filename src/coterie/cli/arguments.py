@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coterie.errors import ConfigError
+from coterie.outcome_names import NAMES
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions
@@ -20,11 +21,13 @@ __all__ = [
     "DataOrSites",
     "Decimal",
     "Encoding",
+    "Event",
     "Exclude",
     "Hidden",
     "MinRows",
     "Missing",
     "NewClients",
+    "OutcomeWord",
     "Seed",
     "Sep",
     "Split",
@@ -57,6 +60,13 @@ Hidden = Annotated[str | None, typer.Option(help="Hidden layers of a network, li
 Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 Missing = Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")]
 TaskName = Annotated[str | None, typer.Option(help="auto, regression or classification.")]
+OutcomeWord = Annotated[
+    str | None, typer.Option("--outcome", help=f"What the target is, if no plain number or class: {', '.join(NAMES)}.")
+]
+Event = Annotated[
+    str | None,
+    typer.Option(help="With --outcome cox: column that is 1 if the event happened, 0 if the time is censored."),
+]
 Exclude = Annotated[list[str] | None, typer.Option(help="Column to leave out; may be repeated.")]
 Categorical = Annotated[list[str] | None, typer.Option(help="Numeric column to treat as categories; may be repeated.")]
 MinRows = Annotated[int | None, typer.Option(help="Leave out clients with fewer rows.")]
@@ -139,6 +149,6 @@ def read_clients(chosen: "FitOptions") -> "Clients":
         raise ConfigError("the run does not say which data it read", "start it again with `coterie fit DATA`")
     return read(
         d.path, client=d.client, target=d.target, features=d.features, exclude=d.exclude, categorical=d.categorical,
-        missing=d.missing, task=chosen.task, min_rows=d.min_rows, test_size=d.test_size, new_clients=d.new_clients,
-        split=d.split, seed=chosen.seed, **d.written,
+        missing=d.missing, task=chosen.task, outcome=d.outcome, event=d.event, min_rows=d.min_rows, test_size=d.test_size,
+        new_clients=d.new_clients, split=d.split, seed=chosen.seed, **d.written,
     )  # fmt: skip

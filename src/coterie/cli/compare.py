@@ -16,11 +16,13 @@ from coterie.cli.arguments import (
     DataOrSites,
     Decimal,
     Encoding,
+    Event,
     Exclude,
     Hidden,
     MinRows,
     Missing,
     NewClients,
+    OutcomeWord,
     Sep,
     Split,
     Target,
@@ -56,6 +58,8 @@ def compare_command(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     missing: Missing = None,
     task: TaskName = None,
+    outcome: OutcomeWord = None,
+    event: Event = None,
     exclude: Exclude = None,
     categorical: Categorical = None,
     min_rows: MinRows = None,
@@ -75,9 +79,9 @@ def compare_command(
     from coterie.selection.run import NEW_CLIENTS
 
     said = data_tree(
-        data, exclude, categorical, client=client, target=target, missing=missing, task=task, min_rows=min_rows,
-        test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients, split=split, sep=sep,
-        decimal=decimal, thousands=thousands, encoding=encoding,
+        data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome, event=event,
+        min_rows=min_rows, test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
+        split=split, sep=sep, decimal=decimal, thousands=thousands, encoding=encoding,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{stem_of(data)}-compare")

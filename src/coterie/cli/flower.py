@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.arguments import AsJson, Client, Hidden, NewClients, Split, Target, TestSize, free_folder, layer_sizes
+from coterie.cli.arguments import (
+    AsJson,
+    Client,
+    Event,
+    Hidden,
+    NewClients,
+    OutcomeWord,
+    Split,
+    Target,
+    TestSize,
+    free_folder,
+    given,
+    layer_sizes,
+)
 from coterie.cli.fit_options import Every, takes_fit_options
 from coterie.errors import ConfigError
 from coterie.runs.screen import err, following, out, warn
@@ -109,6 +122,8 @@ def compare_command(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     test_size: TestSize = None,
     new_clients: NewClients = None,
+    outcome: OutcomeWord = None,
+    event: Event = None,
     split: Split = None,
     superlink: Superlink = None,
     root_certificates: Certificates = None,
@@ -120,9 +135,13 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Find how the clients of a federation differ; repeat the command to continue an interrupted comparison."""
+    from coterie.config import options
+
     said = {"hidden": layer_sizes(hidden) or (), "quick": quick, "seed": seed, "new_clients": new_clients}
     said |= {} if test_size is None else {"test_size": test_size}
-    more = {} if split is None else {"options": json.dumps({"data": {"split": split}})}
+    said |= given({"outcome": outcome, "event": event})
+    read = given({"outcome": outcome, "event": event, "split": split})
+    more = {"options": options({"data": read}).model_dump_json()} if read else {}  # nodes read their rows so
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, key, folder, Path(home))
         place = (out_ or free_folder("flower-compare")).absolute()

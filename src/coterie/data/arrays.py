@@ -8,15 +8,17 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coterie.data.clients import Clients, check_options, held_out
+from coterie.data.clients import Clients, check_options, check_outcome, held_out
 from coterie.data.ragged import Ragged
+from coterie.data.roles import read_as
 from coterie.data.scan import AUTO_CLASSES
-from coterie.data.schema import Column, Missing, Schema, Task
+from coterie.data.schema import Column, Missing, Schema, Task, signed_times
 from coterie.data.values import in_order, name_of
 from coterie.errors import ConfigError, DataError
 from coterie.limits import LARGEST_NUMBER, MOST_CLASSES, MOST_NAME
+from coterie.outcome_names import TIMES, OutcomeName
 
-__all__ = ["from_arrays"]
+__all__ = ["from_arrays", "times_and_events"]
 
 _CHUNK = 1 << 22  # numbers looked at together
 
@@ -28,6 +30,7 @@ def from_arrays(
     *,
     feature_names: Sequence[str] | None = None,
     task: Task | Literal["auto"] = "auto",
+    outcome: OutcomeName | None = None,
     test_size: float = 0.2,
     new_clients: float = 0.0,
     split: Literal["random", "time"] = "random",
@@ -41,12 +44,12 @@ def from_arrays(
     X : array
         [N, ...] features: rows of numbers, or images. Their precision is kept; integers become float32.
     y : array, optional
-        [N] targets: numbers, or class names.
+        [N] targets: numbers, or class names; [N, 2] times and events with outcome "cox".
     groups : array, optional
         [N] the client of every row; without it, all rows are one client's.
     feature_names : sequence of str, optional
         [D] names of the features; ``x0``, ``x1``, ... by default.
-    task, test_size, new_clients, split, seed, missing
+    task, outcome, test_size, new_clients, split, seed, missing
         As for `read`; rows that are held out by time are the last ones of every client in the arrays.
 
     Raises
@@ -55,9 +58,13 @@ def from_arrays(
         If the arrays do not fit together, or hold what cannot be used.
     """
     check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
+    check_outcome(outcome)
+    task = read_as(task, outcome)
     if split not in ("random", "time"):
         raise ConfigError(f"split is '{split}'", "choose random, or time: the order of the arrays")
     x = _features(X)
+    if y is not None and outcome in TIMES:
+        y = times_and_events(y, len(x))
     target = None if y is None or task == "none" else _column(y, "y", len(x))
     if target is None and task not in ("auto", "none"):
         raise DataError(f"{task} needs targets", "pass y")
@@ -74,12 +81,26 @@ def from_arrays(
         task=task,
         classes=classes,
         missing=missing,
+        outcome=outcome,
+        event="event" if outcome in TIMES else None,
     )
     rows = Ragged.from_groups(torch.from_numpy(x), None if labels is None else torch.from_numpy(labels), owner)
     assert rows.origin is not None
     rows = replace(rows, origin=torch.from_numpy(np.flatnonzero(keep))[rows.origin], in_time=split == "time")
     dropped = int((~keep).sum())
     return held_out(rows, schema, test_size=test_size, new_clients=new_clients, seed=seed, dropped_rows=dropped)
+
+
+def times_and_events(y: Any, n: int) -> np.ndarray:
+    """[n] times, below zero where there was no event, of two columns."""
+    given = _array(y, "y")
+    if given.shape != (n, 2) or given.dtype.kind not in "biuf":
+        raise DataError(
+            f"y has shape {given.shape}, and times to an event need two columns of numbers",
+            "pass y with shape (n, 2): times, and 1 where the event happened or 0 where it did not",
+        )
+    times, events = given.astype(np.float64).T
+    return signed_times(times, events, "y[:, 0]", "y[:, 1]")
 
 
 def _array(values: Any, what: str) -> np.ndarray:

@@ -9,9 +9,11 @@ import numpy as np
 
 from coterie.data.ragged import Ragged
 from coterie.data.schema import Missing, Schema, Task
+from coterie.data.targets import check_target
 from coterie.errors import ConfigError, DataError
+from coterie.outcome_names import NAMES, TIMES, OutcomeName
 
-__all__ = ["Clients", "check_options", "held_out", "left_out"]
+__all__ = ["Clients", "check_options", "check_outcome", "held_out", "left_out"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,9 +60,22 @@ class Clients:
         """Say what was not used."""
         return left_out(self.dropped_rows, self.dropped_clients)
 
+    def with_outcome(self, outcome: OutcomeName) -> "Clients":
+        """The same clients, with a target that is something else; refused where it cannot be that."""
+        check_outcome(outcome)
+        schema = self.schema.model_copy(update={"outcome": outcome})
+        parts: dict[str, Any] = {"train": self.train, "test": self.test, "newcomers": self.newcomers}
+        for name, rows in parts.items():
+            if rows is not None:
+                check_target(rows, schema)
+            if type(rows) is Ragged:
+                parts[name] = replace(rows, schema=schema)
+        return replace(self, schema=schema, **parts)
+
     def fingerprint(self) -> str:
         """What tells one data set from another: its columns, its clients, and every value."""
-        seen = hashlib.blake2b(self.schema.model_dump_json().encode(), digest_size=16)
+        later = {"outcome", "event"} if self.schema.outcome is None else None  # which earlier versions did not have
+        seen = hashlib.blake2b(self.schema.model_dump_json(exclude=later).encode(), digest_size=16)
         for rows in (self.train, self.test, self.newcomers):
             if rows is not None:
                 seen.update("\0".join(rows.names.tolist()).encode() + rows.layout.counts.tobytes())
@@ -76,7 +91,7 @@ class Clients:
             parts.append(f"{self.newcomers.n_clients} new clients")
         parts.append(f"{self.schema.n_features} features")
         if self.schema.task != "none":
-            parts.append(f"{self.schema.task} of '{self.schema.target}'")
+            parts.append(f"{self.schema.outcome or self.schema.task} of '{self.schema.target}'")
         return f"Clients({', '.join(parts)})"
 
 
@@ -84,6 +99,16 @@ def left_out(rows: int, clients: int) -> list[str]:
     """Say how many rows, and how many clients, were not used."""
     said = [f"{rows} rows with missing values are left out"] if rows else []
     return said + ([f"{clients} clients with too few rows are left out"] if clients else [])
+
+
+def check_outcome(outcome: str | None, event: str | None = None) -> None:
+    """Refuse an outcome that there is not, and an event where none is looked at."""
+    if outcome is not None and outcome not in NAMES:
+        raise ConfigError(f"outcome is '{outcome}'", f"choose from {', '.join(NAMES)}")
+    if event is not None and outcome not in TIMES:
+        raise ConfigError(
+            f"event is '{event}', and outcome is {outcome or 'not given'}", "events are for --outcome cox"
+        )
 
 
 def check_options(*, missing: str, task: str, test_size: float = 0.0, new_clients: float = 0.0) -> None:
@@ -100,6 +125,7 @@ def held_out(
     rows: Ragged, schema: Schema, *, test_size: float, new_clients: float, seed: int, **left_out: Any
 ) -> Clients:
     """Hold out clients first, then rows of the others."""
+    check_target(rows, schema)
     rows = replace(rows, schema=schema)
     test = newcomers = None
     if new_clients:

@@ -29,6 +29,7 @@ _TWICE = 0.01  # share of repeated rows
 _RARE = 0.05  # share of the rows that the smallest class has
 _SKEWED = 2.0
 _MOST = 0.9  # of the levels
+_COUNTS = "counts: --outcome poisson or negative-binomial may fit better"
 _TEXTS = 200  # levels that are looked at
 _DATES = re.compile(
     r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}( .*)?|\d{4}[./-]\d{1,2}([./-]\d{1,2})?( .*)?"
@@ -203,7 +204,7 @@ class Doubts:
             if facts.kind == "number" and len(rows) > 2 and facts.low >= 0 and self.roles.task == "auto":
                 yield Doubt(
                     "note", f"target '{name}' has {len(rows)} different whole numbers, which are taken for classes",
-                    "--task regression takes them for numbers; counts: --outcome poisson may fit better",
+                    f"--task regression takes them for numbers; {_COUNTS}",
                 )  # fmt: skip
         elif len(values) >= _FEW and values.std() > 0:
             skew = float(((values - values.mean()) ** 3).mean() / values.std() ** 3)
@@ -211,12 +212,12 @@ class Doubts:
                 yield Doubt(
                     "note",
                     f"target '{name}' holds whole numbers from {facts.low:g} on",
-                    "counts: --outcome poisson may fit better",
+                    _COUNTS,
                 )
             elif facts.low > 0 and skew > _SKEWED:
                 yield Doubt(
                     "note", f"target '{name}' is above 0 and skewed ({skew:.1f}): a few large values decide what is fitted",
-                    "positive and skewed: --outcome lognormal or gamma; or take its logarithm",
+                    "positive and skewed: --outcome log-normal or gamma; or take its logarithm",
                 )  # fmt: skip
 
 

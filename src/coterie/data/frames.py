@@ -114,6 +114,8 @@ def table_of(rows: "Ragged", predictions: Any = None) -> pa.Table:
         )
         classes = schema is not None and schema.task == "classification"
         taken[name] = np.asarray(schema.classes, dtype=object)[target] if classes and schema is not None else target
+        if schema is not None and schema.event is not None:  # times are below zero where there was no event
+            taken |= {name: np.abs(target), free_name(schema.event, list(taken)): (target > 0).astype(np.int64)}
     if predictions is not None:
         taken |= _predicted(predictions, n, schema, list(taken))
     return pa.table(taken)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from coterie.data.arrays import from_arrays
-from coterie.data.clients import Clients, check_options, held_out
+from coterie.data.clients import Clients, check_options, check_outcome, held_out
 from coterie.data.faults import faults
 from coterie.data.frames import is_frame, opened
 from coterie.data.gather import gather, laid_out, scanned
@@ -22,7 +22,10 @@ from coterie.data.scan import Scan, described
 from coterie.data.schema import Missing, Schema, Task
 from coterie.data.sites import read_sites, site_files
 from coterie.data.sources import Csv, Source, similar
+from coterie.data.stand_ins import needs_rows
+from coterie.data.targets import check_target
 from coterie.errors import ConfigError, DataError
+from coterie.outcome_names import OutcomeName
 
 __all__ = ["Clients", "from_arrays", "read", "read_with", "split_of"]
 
@@ -39,6 +42,8 @@ def read(
     categorical: Collection[str] = (),
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
+    outcome: OutcomeName | None = None,
+    event: str | None = None,
     min_rows: int = 1,
     test_size: float = 0.2,
     new_clients: float = 0.0,
@@ -75,6 +80,11 @@ def read(
     task : {"auto", "regression", "classification", "none"}
         What the target is. By default text, truth values and whole numbers with at most 10 different values are
         classes.
+    outcome : {"poisson", "negative-binomial", "gamma", "log-normal", "ordinal", "cox", "cox-breslow"}, optional
+        What the target is, if it is neither a plain number nor one of several classes without an order: counts,
+        positive and skewed numbers, classes in an order, or times to an event.
+    event : str, optional
+        The column that says whether the event happened (1) or the time is censored (0), with outcome "cox".
     min_rows : int
         Leave out clients with fewer rows.
     test_size, new_clients : float
@@ -105,9 +115,12 @@ def read(
     >>> clients = read("patients.parquet", client="hospital", target="outcome")  # doctest: +SKIP
     """
     check_options(missing=missing, task=task, test_size=test_size, new_clients=new_clients)
+    check_outcome(outcome, event)
     _check_rows(min_rows, dtype)
     in_time, when = split_of(split)
     if not is_frame(path) and (files := site_files(path)):
+        if outcome is not None:
+            raise needs_rows(f"outcome {outcome}")
         if in_time:
             raise ConfigError("site summaries were divided at random", "leave --split out")
         return read_sites(
@@ -124,6 +137,8 @@ def read(
         categorical=categorical,
         missing=missing,
         task=task,
+        outcome=outcome,
+        event=event,
         when=when,
     )
     scan, roles = _without_dates(scanned(source, roles))
@@ -185,6 +200,7 @@ def read_with(
         raise _located(fault, source)
     layout, too_small = laid_out(scan, min_rows)
     rows, unknown = gather(source, roles, schema, layout, dtype=dtype, memory=memory, spill=spill)
+    check_target(rows, schema)
     rows = replace(rows, in_time=in_time)
     return Clients(schema, rows, dropped_rows=scan.dropped_rows, dropped_clients=too_small, unknown_levels=unknown)
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 from coterie.data.schema import Missing, Schema, Task
 from coterie.data.sources import Source, listed, similar
 from coterie.data.values import is_missing
-from coterie.errors import DataError
+from coterie.errors import ConfigError, DataError
+from coterie.outcome_names import OutcomeName, task_of
 
-__all__ = ["Roles", "assign_roles", "roles_of"]
+__all__ = ["Roles", "assign_roles", "read_as", "roles_of"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class Roles:
     categorical: frozenset[str] = frozenset()
     missing: Missing = "error"
     task: Task | Literal["auto"] = "auto"
+    outcome: OutcomeName | None = None
+    event: str | None = None
     when: str | None = None  # the column that says when, if a client's rows are put into the order of time
 
     @property
     def used(self) -> tuple[str, ...]:
         """The columns that need to be read."""
-        last = [name for name in (self.target, self.when) if name is not None and name not in self.features]
-        return (*self.features, *last, self.client)
+        last = (self.target, None if self.target is None else self.event, self.when)
+        return tuple(dict.fromkeys([*self.features, *(name for name in last if name is not None), self.client]))
 
     def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out the rows that the choice about missing values leaves out."""
@@ -52,17 +55,21 @@ def assign_roles(
     categorical: Collection[str] = (),
     missing: Missing = "error",
     task: Task | Literal["auto"] = "auto",
+    outcome: OutcomeName | None = None,
+    event: str | None = None,
     when: str | None = None,
 ) -> Roles:
     """Give every column its role, or say why that cannot be."""
+    task = read_as(task, outcome)
     client, columns = source.client, source.columns
     features = None if features is None else _names(features)
     exclude, categorical = _names(exclude), _names(categorical)
     _check_known(source, "client column", [client])
     _check_known(source, "target column", [] if target is None else [target])
+    _check_known(source, "event column", [] if event is None else [event])
     _check_known(source, "column", [*(features or ()), *exclude, *categorical, *([] if when is None else [when])])
     _check_apart(client, target, features or (), task)
-    taken = {client, target, *exclude}
+    taken = {client, target, event, *exclude}
     chosen = tuple(name for name in columns if name not in taken and (features is None or name in features))
     if not chosen:
         raise DataError(f"'{source.path}' has no feature columns left", f"columns are: {listed(columns)}")
@@ -71,7 +78,8 @@ def assign_roles(
             f"column {columns.index('') + 1} of '{source.path}' has no name",
             "it may be a row number: leave it out with --exclude '', or name it",
         )
-    return Roles(client, None if task == "none" else target, chosen, frozenset(categorical), missing, task, when)
+    target = None if task == "none" else target
+    return Roles(client, target, chosen, frozenset(categorical), missing, task, outcome, event, when)
 
 
 def roles_of(schema: Schema, source: Source) -> Roles:
@@ -82,6 +90,7 @@ def roles_of(schema: Schema, source: Source) -> Roles:
                 f"'{source.path}' has no column '{name}', which the model needs", similar(name, source.columns)
             )
     there = schema.task != "none" and schema.target in source.columns
+    there = there and (schema.event is None or schema.event in source.columns)
     return Roles(
         client=schema.client,
         target=schema.target if there else None,
@@ -89,7 +98,18 @@ def roles_of(schema: Schema, source: Source) -> Roles:
         categorical=frozenset(column.name for column in schema.columns if column.kind == "categorical"),
         missing=schema.missing,
         task=schema.task,
+        outcome=schema.outcome,
+        event=schema.event if there else None,
     )
+
+
+def read_as(task: Task | Literal["auto"], outcome: OutcomeName | None) -> Task | Literal["auto"]:
+    """What the target is read as, given its outcome; both may be said, if they agree."""
+    if outcome is None:
+        return task
+    if task not in ("auto", task_of(outcome)):
+        raise ConfigError(f"task is {task}, and outcome {outcome} is {task_of(outcome)}", "leave one of them out")
+    return task_of(outcome)
 
 
 def _names(given: Collection[str]) -> list[str]:

@@ -209,4 +209,6 @@ def described(scan: Scan) -> Schema:
         task=task,
         classes=classes,
         missing=roles.missing,
+        outcome=roles.outcome,
+        event=roles.event,
     )

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from coterie.data.values import MISSING, UNKNOWN, coded, in_order, name_of, numbers, plain
 from coterie.errors import DataError
 from coterie.limits import MOST_FEATURES, MOST_NAME
+from coterie.outcome_names import OutcomeName
 
-__all__ = ["Column", "Missing", "Schema", "Task", "disagreement", "joined"]
+__all__ = ["Column", "Missing", "Schema", "Task", "disagreement", "joined", "signed_times"]
 
 Task = Literal["regression", "classification", "none"]
 Missing = Literal["error", "mean", "drop"]
@@ -61,6 +62,10 @@ class Schema(BaseModel):
         Class names, sorted: by value when they all are numbers.
     missing : {"error", "mean", "drop"}
         What is done about missing values.
+    outcome : str or None
+        What the target is, where it is neither a plain number nor one of several classes.
+    event : str or None
+        Where the target is a time to an event: the column that says whether it happened, or the row was censored then.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,6 +76,8 @@ class Schema(BaseModel):
     task: Task = "none"
     classes: Annotated[tuple[_Name, ...], Field(max_length=MOST_FEATURES)] = ()
     missing: Missing = "error"
+    outcome: OutcomeName | None = None
+    event: _Name | None = None
 
     @property
     def n_features(self) -> int:
@@ -97,7 +104,8 @@ class Schema(BaseModel):
         x : ndarray
             [n, D] float64.
         y : ndarray or None
-            [n] class numbers (int64) or values (float64); None when the table has no target column.
+            [n] class numbers (int64) or values (float64); None when the table has no target column. A time that is
+            censored is below zero.
         """
         x, y, _ = self.encode_counting(table)
         return x, y
@@ -120,9 +128,13 @@ class Schema(BaseModel):
         return x, self._target(table), unknown
 
     def _target(self, table: pa.Table | pa.RecordBatch) -> np.ndarray | None:
-        if self.target is None or self.task == "none" or self.target not in table.schema.names:
+        needed = [name for name in (self.target, self.event) if name is not None]
+        if self.target is None or self.task == "none" or not set(needed) <= set(table.schema.names):
             return None
         values = _column(table, self.target)
+        if self.event is not None:
+            events = _as_numbers(_column(table, self.event), self.event)
+            return signed_times(_as_numbers(values, self.target), events, self.target, self.event)
         if self.task == "regression":
             return _as_numbers(values, self.target)
         label = coded(values, _places(self.classes))
@@ -135,10 +147,23 @@ class Schema(BaseModel):
         return label
 
 
+def signed_times(times: np.ndarray, events: np.ndarray, target: str, event: str) -> np.ndarray:
+    """[n] times, below zero where there was no event; refused where they cannot be that."""
+    if np.isnan(times).any() or np.isnan(events).any():
+        missing = target if np.isnan(times).any() else event
+        raise DataError(f"'{missing}' has missing values", "leave those rows out with --missing drop")
+    if not (times > 0).all():
+        raise DataError(f"'{target}' is {times.min():g} in a row, and times must be above 0", "correct the cells")
+    if not np.isin(events, (0, 1)).all():
+        wrong = events[~np.isin(events, (0, 1))][0]
+        raise DataError(f"'{event}' is {wrong:g} in a row, and must be 1 (it happened) or 0 (censored)", "recode it")
+    return np.where(events == 1, times, -times)
+
+
 def disagreement(one: tuple[str, Schema], other: tuple[str, Schema]) -> tuple[str, str] | None:
     """Say why rows of two owners (called so) do not go together, and the way out; levels and classes may differ."""
     (first, a), (second, b) = one, other
-    for what in ("target", "task", "missing"):
+    for what in ("target", "task", "outcome", "event", "missing"):
         if getattr(a, what) != getattr(b, what):
             return (
                 f"{second} has {what} '{getattr(b, what)}' and {first} has '{getattr(a, what)}'",

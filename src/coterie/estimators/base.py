@@ -21,9 +21,10 @@ from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
 from coterie.methods.session import Watch
 from coterie.option_fields import abouts, options_in, parameters
+from coterie.outcome_names import OutcomeName
 from coterie.registry import METHODS
 
-__all__ = ["ESTIMATORS", "Estimator", "estimator", "estimator_of", "options_of"]
+__all__ = ["ESTIMATORS", "Estimator", "OfOutcomes", "estimator", "estimator_of", "options_of"]
 
 _Class = TypeVar("_Class", bound="Estimator")
 
@@ -74,8 +75,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         if sample_weight is not None and METHODS[self.method].family != "effects":
             raise ConfigError(f"{type(self).__name__} cannot weigh rows", "use Local, RandomEffects or LowRank")
         start, clock = getattr(self, "start", None), getattr(self, "clock", None)
+        given = as_clients(clients, y, groups, self.task, getattr(self, "outcome", None), sample_weight)
         self.fitted_ = fit(
-            as_clients(clients, y, groups, self.task, sample_weight), options_of(self), module=getattr(self, "model", None),
+            given, options_of(self), module=getattr(self, "model", None),
             start=None if start is None else torch.as_tensor(start), clock=None if isinstance(clock, str) else clock,
             watch=watch,
         )  # fmt: skip
@@ -132,11 +134,21 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         return as_rows(data, y, groups, self.schema_, alone=alone)
 
 
+@parameters
+class OfOutcomes:
+    """Of estimators whose target may be something else than a number or one of several classes."""
+
+    outcome: Annotated[
+        OutcomeName | None,
+        "what the target is, if no plain number or class: poisson, negative-binomial, gamma, log-normal, ordinal or cox",
+    ] = None
+
+
 def options_of(made: Estimator) -> FitOptions:
     """Put the options together that an estimator's parameters stand for."""
     tree: dict[str, Any] = {
         "method": made.method, "seed": made.random_state, "baselines": made.baselines,
-        "data": {"standardise": made.standardise},
+        "data": {"standardise": made.standardise, "outcome": getattr(made, "outcome", None)},
     }  # fmt: skip
     for name, option in options_in(type(made)).items():
         value = getattr(made, name)
@@ -154,5 +166,6 @@ def estimator_of(chosen: FitOptions, model: Any = None) -> Estimator:
     kind = ESTIMATORS[chosen.method]
     given = {name: getattr(getattr(chosen, option.group), option.name) for name, option in options_in(kind).items()}
     given |= {"random_state": chosen.seed, "baselines": chosen.baselines, "standardise": chosen.data.standardise}
+    given |= {"outcome": chosen.data.outcome} if "outcome" in kind._get_param_names() else {}
     given |= {"model": model} if "model" in kind._get_param_names() else {}
     return kind(**{name: value for name, value in given.items() if value is not None})

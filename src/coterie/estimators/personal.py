@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError, RunError
-from coterie.estimators.base import estimator
+from coterie.estimators.base import OfOutcomes, estimator
 from coterie.estimators.rows import labelled
 from coterie.estimators.supervised import Supervised
 from coterie.evaluate import Measured
@@ -18,6 +18,7 @@ from coterie.methods.base import Fitted
 from coterie.methods.effects import EffectModels
 from coterie.methods.personal.model import Adopted, Personal
 from coterie.models import Model
+from coterie.models.outcomes import metric_of
 from coterie.option_fields import Rounds, Stages, parameters
 from coterie.participation import Clock
 from coterie.registry import (
@@ -80,7 +81,7 @@ class Personalised(Supervised):
                 found = sums.setdefault(name, [0.0, 0.0])
                 found[0], found[1] = found[0] + value * n, found[1] + n
         right = {name: value / n for name, (value, n) in sums.items() if n}
-        if self.model_.loss == "cross_entropy":
+        if metric_of(self.model_.loss) != "rmse":
             return right
         scale = float(self.scaling_.y_scale)
         return {name: max(value, 0.0) ** 0.5 * scale for name, value in right.items()}
@@ -228,7 +229,7 @@ class Ditto(Trained, DittoOptions):
 
 
 @estimator
-class Local(Personalised, LocalOptions):
+class Local(Personalised, OfOutcomes, LocalOptions):
     """A linear model for every client alone, by ridge regression.
 
     Attributes
@@ -241,7 +242,7 @@ class Local(Personalised, LocalOptions):
 
 
 @estimator
-class RandomEffects(Personalised, ShrunkOptions):
+class RandomEffects(Personalised, OfOutcomes, ShrunkOptions):
     """Random effects: a linear model for every client, shrunk towards a common one.
 
     Attributes
@@ -254,7 +255,7 @@ class RandomEffects(Personalised, ShrunkOptions):
 
 
 @estimator
-class LowRank(Personalised, RepresentationOptions):
+class LowRank(Personalised, OfOutcomes, RepresentationOptions):
     """Low-rank random effects: linear models that differ from a common one in a few common directions.
 
     Attributes

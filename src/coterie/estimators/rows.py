@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.preparation import Scaling
+from coterie.data.arrays import times_and_events
 from coterie.data.clients import Clients
 from coterie.data.frames import as_table, free_name, is_frame
 from coterie.data.ragged import Ragged
@@ -18,13 +19,19 @@ from coterie.data.schema import Schema
 from coterie.data.sources import similar
 from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.data.values import name_of
-from coterie.errors import DataError
+from coterie.errors import ConfigError, DataError
+from coterie.outcome_names import TIMES, OutcomeName
 
 __all__ = ["as_clients", "as_rows", "check_shape", "classes_of", "in_given_order", "labelled", "target_values"]
 
 
 def as_clients(
-    data: Any, y: Any, groups: Any, task: Literal["auto", "regression"] = "auto", sample_weight: Any = None
+    data: Any,
+    y: Any,
+    groups: Any,
+    task: Literal["auto", "regression"] = "auto",
+    outcome: OutcomeName | None = None,
+    sample_weight: Any = None,
 ) -> Clients:
     """Take what `fit` is given."""
     if isinstance(data, Clients):
@@ -33,10 +40,12 @@ def as_clients(
                 "clients have their own targets and names",
                 "give y, groups and sample_weight with arrays or frames only",
             )
-        return data
-    made = _as_clients(data, y, groups, task)
+        return data if outcome in (None, data.schema.outcome) else data.with_outcome(outcome)
+    made = _as_clients(data, y, groups, task, outcome)
     if sample_weight is None:
         return made
+    if outcome in TIMES:
+        raise ConfigError("rows with times to an event cannot be weighed", "leave sample_weight out")
     return replace(made, train=replace(made.train, weight=_row_weights(sample_weight, made.train)))
 
 
@@ -53,12 +62,14 @@ def _row_weights(given: Any, rows: Ragged) -> Tensor:
     return torch.from_numpy(weight)[rows.origin]
 
 
-def _as_clients(data: Any, y: Any, groups: Any, task: Literal["auto", "regression"]) -> Clients:
+def _as_clients(
+    data: Any, y: Any, groups: Any, task: Literal["auto", "regression"], outcome: OutcomeName | None
+) -> Clients:
     if groups is None:
         raise DataError("fit needs to know the client of each row", "pass groups=, or read a file with coterie.read")
     if is_frame(data):
-        return _read_frame(data, y, groups, task)
-    return from_arrays(data, y, groups, test_size=0.0, task="auto" if y is None else task)
+        return _read_frame(data, y, groups, task, outcome)
+    return from_arrays(data, y, groups, test_size=0.0, task="auto" if y is None else task, outcome=outcome)
 
 
 def target_values(data: Any, y: Any) -> Any:
@@ -66,12 +77,32 @@ def target_values(data: Any, y: Any) -> Any:
     return np.asarray(as_table(data).column(y)) if isinstance(y, str) and is_frame(data) else y
 
 
-def _read_frame(data: Any, y: Any, groups: Any, task: Literal["auto", "regression"]) -> Clients:
+def _read_frame(
+    data: Any, y: Any, groups: Any, task: Literal["auto", "regression"], outcome: OutcomeName | None
+) -> Clients:
     """Read a data frame as a file is read: levels of categories, classes and names of columns are kept."""
     table = as_table(data)
     table, client = _with_column(table, groups, "client", "groups")
-    table, target = (table, None) if y is None else _with_column(table, y, "target", "y")
-    return read(table, client=client, target=target, test_size=0.0, task="auto" if y is None else task)
+    target = event = None
+    if y is not None and outcome in TIMES:
+        y, happened = _times(y)
+        table, event = _with_column(table, happened, "event", "y")
+    if y is not None:
+        table, target = _with_column(table, y, "target", "y")
+    task = "auto" if y is None else task
+    return read(table, client=client, target=target, test_size=0.0, task=task, outcome=outcome, event=event)
+
+
+def _times(y: Any) -> tuple[Any, Any]:
+    """Times and events: the names of two columns, or two columns of numbers."""
+    if isinstance(y, tuple | list) and len(y) == 2 and all(isinstance(name, str) for name in y):
+        return y[0], y[1]
+    given = np.asarray(y)
+    if isinstance(y, str) or given.ndim != 2 or given.shape[1] != 2:
+        raise DataError(
+            "times to an event need two columns", "pass y with shape (n, 2), or the names of both: y=[TIME, EVENT]"
+        )
+    return given[:, 0], given[:, 1]
 
 
 def _with_column(table: pa.Table, given: Any, usual: str, what: str) -> tuple[pa.Table, str]:
@@ -138,7 +169,10 @@ def _frame_rows(table: pa.Table, y: Any, groups: Any, schema: Schema, *, alone: 
         raise DataError(
             f"groups has {len(names)} values and there are {table.num_rows} rows", "name every row's client"
         )
-    if isinstance(y, str):
+    if schema.event is not None and y is not None:
+        both = [_with_column(table, part, "target", "y") for part in _times(y)]
+        y = np.stack([np.asarray(own.column(name)) for own, name in both], 1)
+    elif isinstance(y, str):
         table, _ = _with_column(table, y, "target", "y")
         y = np.asarray(table.column(y))
     if y is not None and schema.target in table.column_names:
@@ -155,7 +189,7 @@ def _known_columns(table: pa.Table, schema: Schema) -> pa.Table:
     lacking = [name for name in wanted if name not in table.column_names]
     if not lacking:
         return table
-    features = [name for name in table.column_names if name not in (schema.client, schema.target)]
+    features = [name for name in table.column_names if name not in (schema.client, schema.target, schema.event)]
     if wanted == [f"x{i}" for i in range(len(wanted))] and len(features) == len(wanted):
         return table.rename_columns([dict(zip(features, wanted, strict=True)).get(n, n) for n in table.column_names])
     raise DataError(
@@ -216,8 +250,11 @@ def _names(groups: Any, n: int) -> np.ndarray:
 def _check_same(known: Schema, other: Schema) -> None:
     """Refuse clients whose numbers mean something else than in training."""
     same_target = other.task == "none" or (other.task, other.classes) == (known.task, known.classes)
-    if other.columns != known.columns or not same_target:
-        what = "features or category levels" if other.columns != known.columns else "classes"
+    same_events = other.task == "none" or other.event == known.event
+    if other.columns != known.columns or not same_target or not same_events:
+        what = (
+            "features or category levels" if other.columns != known.columns else "classes" if same_events else "events"
+        )
         raise DataError(
             f"these clients have other {what} than the training data",
             "read them in the same way: coterie.read_with(model.schema_, path)",
@@ -226,7 +263,7 @@ def _check_same(known: Schema, other: Schema) -> None:
 
 def _targets(y: Any, n: int, schema: Schema) -> Tensor:
     """[N] targets as in training: class numbers, or real numbers."""
-    y = np.asarray(y)
+    y = times_and_events(y, n) if schema.event is not None else np.asarray(y)
     if y.shape not in ((n,), (n, 1)):
         raise DataError(f"y has shape {y.shape} and there are {n} rows", "give one target for each row")
     if schema.task == "classification":

@@ -27,6 +27,7 @@ from coterie.methods.intervals import COVERAGE, How, Intervals, normal_quantile
 from coterie.methods.measuring import target_variance
 from coterie.methods.session import Session, shown_and_judged
 from coterie.models import Model, decided
+from coterie.models.outcomes import OUTCOMES, ROWS, explained, measured, metric_of
 from coterie.option_fields import parameters
 
 __all__ = ["Served", "Supervised"]
@@ -101,20 +102,39 @@ class Supervised(Estimator):
         return in_given_order(self.interval(prepared, self.served(prepared), coverage, how), rows, clients)
 
     def score(self, clients: Any, y: Any = None, groups: Any = None) -> float:
-        """Accuracy, or R^2, over all rows, each client by its own model.
+        """Accuracy, or R^2, over all rows, each client by its own model; of counts and positive numbers, explained deviance.
 
         One that was not there in training gets a model by half of its rows, which is judged by the other half, and the other
         way round; with a single row it is served by the population model.
         """
         rows = self.prepared(labelled(self._rows(clients, y, groups)))
-        parts = [measured for _, measured in self._judged(rows)]
-        mean = Measured(*(torch.cat([getattr(part, name) for part in parts]) for name in _MEASURED)).mean_metric
-        if self.model_.loss == "cross_entropy":
+        if self.model_.loss in OUTCOMES and metric_of(self.model_.loss) == "rmse":
+            return explained(self.model_.loss, self.served(rows).outputs, _targets(rows))
+        mean = self._all_judged(rows).mean_metric
+        if metric_of(self.model_.loss) != "rmse":
             return mean
         return 1.0 - mean / max(target_variance(rows), 1e-300)
 
+    def measures(self, clients: Any, y: Any = None, groups: Any = None) -> dict[str, float]:
+        """All that is measured of an outcome over rows, by name, each client by its own model, as of `score`.
+
+        The mean log-likelihood of a row; of counts and positive numbers, root mean squared error and explained deviance; of
+        ordered classes, accuracy and ranked probability score; of times, concordance within clients.
+        """
+        rows, name = self.prepared(labelled(self._rows(clients, y, groups))), self.model_.loss
+        if name not in OUTCOMES:
+            raise ConfigError("measures are told of outcomes", "use `score`, or fit with outcome=")
+        found, metric = self._all_judged(rows), metric_of(name)
+        value = found.mean_metric**0.5 if metric == "rmse" else found.mean_metric
+        likelihood = -float((found.loss * found.rows).sum() / found.rows.sum().clamp(min=1))
+        more = measured(name, self.served(rows).outputs, _targets(rows)) if name in ROWS else {}
+        return {metric: value, "log_likelihood": likelihood, **more}
+
     def decided(self, outputs: Tensor, threshold: float | None = None) -> np.ndarray:
         """What is predicted where a model says this: a class name or a number.  [N, O] -> [N]"""
+        if self.model_.loss in OUTCOMES:
+            made = OUTCOMES[self.model_.loss].mean(outputs).numpy()
+            return np.asarray(self.classes_[made]) if self.schema_.task == "classification" else np.asarray(made)
         if self.model_.loss != "cross_entropy":
             return np.asarray(self.scaling_.back(outputs.squeeze(-1)).double())
         if threshold is not None and (self.model_.n_outputs != 2 or not 0 < threshold < 1):
@@ -179,7 +199,12 @@ class Supervised(Estimator):
         if not hasattr(self, "schema_"):
             raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
         if self.model_.loss != loss:
-            raise ConfigError(f"{what}, and the target has {'none' if loss != 'squared' else 'classes'}", hint)
+            has = "classes" if self.model_.loss in ("cross_entropy", "ordinal") else "none"
+            raise ConfigError(f"{what}, and the target has {has}", hint)
+
+    def _all_judged(self, prepared: Ragged) -> Measured:
+        parts = [measured for _, measured in self._judged(prepared)]
+        return Measured(*(torch.cat([getattr(part, name) for part in parts]) for name in _MEASURED))
 
     def _judged(self, prepared: Ragged) -> list[tuple[Ragged, Measured]]:
         """How well clients are served, on rows that they were not fitted to."""
@@ -274,3 +299,8 @@ def _places(rows: Ragged, ids: np.ndarray) -> Tensor:
     found = rows.numbered().only(ids).y
     assert isinstance(found, Tensor)
     return found
+
+
+def _targets(rows: Ragged) -> Tensor:
+    """[N] in the order of storage."""
+    return torch.cat([block.target[block.real] for block in rows.blocks()])

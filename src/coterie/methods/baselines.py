@@ -17,11 +17,13 @@ from coterie.data.stand_ins import StandIns
 from coterie.engines.drive import Finished, Program
 from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, measure_placed_ask, place_ask
 from coterie.methods.base import Score
+from coterie.methods.linear.newton import newton_alone, newton_one
 from coterie.methods.measuring import Entry, Outcome, measure, metric, score
 from coterie.methods.session import Phase, Prepared, Session, has_closed_form
 from coterie.models import Dense, Model
+from coterie.models.outcomes import OUTCOMES
 from coterie.participation import Clock, Participation
-from coterie.protocol import Algorithm, Replies
+from coterie.protocol import Replies
 
 __all__ = [
     "Beside",
@@ -77,9 +79,11 @@ class Beside:
     local: int | None = None
 
 
-def fedavg_program(session: Session, made: Prepared) -> partial[Algorithm]:
-    """FedAvg with the options of the fit."""
+def fedavg_program(session: Session, made: Prepared) -> Program:
+    """FedAvg with the options of the fit; of outcomes, Newton's method."""
     t = session.options.training
+    if isinstance(made.model, Dense) and made.model.loss in OUTCOMES:
+        return partial(newton_one, model=made.model, rounds=t.rounds)
     return partial(
         fedavg.fedavg, model=made.model, rounds=t.rounds, step_size=made.step_size, seed=session.options.seed,
         training=made.training, decay=t.decay, weighting=t.weighting or "rows", tol=t.tol, robust=t.robust,
@@ -143,6 +147,8 @@ def _wanted(session: Session) -> list[str]:
 
 def _program(session: Session, made: Prepared, name: str) -> Program:
     model, seed, t = made.model, session.options.seed, session.options.training
+    if isinstance(model, Dense) and model.loss in OUTCOMES:
+        return partial(newton_one if name == "global" else newton_alone, model=model, rounds=t.rounds)
     if isinstance(model, Dense) and has_closed_form(model):
         if name == "global":  # l2/2 |w|^2 is what training penalises
             return partial(fedavg.pooled_ridge, model=model, l2=max(model.l2 / 2, 1e-6))

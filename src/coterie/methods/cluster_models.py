@@ -21,7 +21,8 @@ from coterie.local.monomials import monomial_names
 from coterie.methods.base import Fitted
 from coterie.methods.run_tables import rounds_table
 from coterie.methods.stored import Stored, StoredWords, describe, named_parameters, scaling_record
-from coterie.models import Dense, Model
+from coterie.models import Dense, Loss, Model
+from coterie.models.outcomes import metric_of
 from coterie.report.run_folder import checked_table
 
 __all__ = ["ClusterModels", "Descended"]
@@ -72,7 +73,7 @@ class ClusterModels:
     @property
     def metric(self) -> str:
         """What scores count."""
-        return "accuracy" if self.model.loss == "cross_entropy" else "rmse"
+        return metric_of(self.model.loss)
 
     @property
     def sizes(self) -> list[int]:
@@ -141,7 +142,7 @@ class ClusterModels:
 
     def clients(self, fitted: Fitted) -> dict[str, Any]:
         """Where clients belong, and a map of them."""
-        x, y = _map(self.placed)
+        x, y = _map(self.placed, self.model.loss)
         certain = {"certain": self.placed.certain.numpy()} if self.placed.knows_errors else {}
         return {
             "label": self.placed.label.numpy(),
@@ -169,9 +170,11 @@ class ClusterModels:
         return {f"{k}/{name}": value.contiguous() for k, model in enumerate(models) for name, value in model.items()}
 
 
-def _map(found: Placed) -> tuple[np.ndarray, np.ndarray]:
+def _map(found: Placed, loss: Loss) -> tuple[np.ndarray, np.ndarray]:
     """Lay clients out by how they fare under all models: principal axes of the losses, each relative to the mean."""
-    losses = found.losses.double().nan_to_num(nan=_FAR).clamp(1e-12, _FAR).log().numpy()  # [M, K]
+    known = found.losses.double().nan_to_num(nan=_FAR).clamp(-_FAR, _FAR)
+    positive = loss in ("squared", "cross_entropy")  # minus a log density need not be
+    losses = (known.clamp(min=1e-12).log() if positive else known).numpy()  # [M, K]
     about = losses - losses.mean(1, keepdims=True)
     about = about - about.mean(0)
     _, _, axes = np.linalg.svd(about, full_matrices=False)

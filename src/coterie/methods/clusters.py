@@ -20,11 +20,13 @@ from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import Beside, as_placed, fedavg_program, measure_beside, run_beside
 from coterie.methods.choosing import best_start, first_bound, number_of_clusters
 from coterie.methods.cluster_models import ClusterModels, Descended
+from coterie.methods.linear.newton import newton_clusters
 from coterie.methods.measuring import Entry
 from coterie.methods.predictions import Population, more_ask, predicted
 from coterie.methods.run_tables import diverged_because
 from coterie.methods.session import Prepared, Session, has_closed_form, model_for, prepare
 from coterie.models import Dense, Model
+from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import Algorithm, Lockstep, Replies, Stack
 
 __all__ = ["check_clusters", "train_clusters"]
@@ -83,6 +85,8 @@ def _train_fedavg(session: Session, made: Prepared, start: Tensor | None) -> _Tr
 
 def _train_ifca(session: Session, made: Prepared, start: Tensor | None) -> _Trained:
     c = session.options.clusters
+    if isinstance(made.model, Dense) and made.model.loss in OUTCOMES:
+        return _train_outcome(session, made, made.model)
     begin = Start(c.init, start, c.candidates, step_size=made.step_size)
     rounds: list[Round] = []
     winner = None
@@ -92,6 +96,17 @@ def _train_ifca(session: Session, made: Prepared, start: Tensor | None) -> _Trai
     done, beside = run_beside(session, made, program, ifca.State, session.options.training.rounds)
     last = 0 if winner is None else c.n_init  # the starts' rounds are kept, the final fit comes after them
     return _Trained(done.states[0].theta, rounds + [replace(r, run=last) for r in done.rounds], beside, winner)
+
+
+def _train_outcome(session: Session, made: Prepared, model: Dense) -> _Trained:
+    """Clusters of linear models of an outcome."""
+    t, c, k = session.options.training, session.options.clusters, session.options.n_clusters
+    assert k is not None
+    program = partial(
+        newton_clusters, model=model, n_clusters=k, starts=c.n_init, rounds=t.rounds, seed=session.options.seed
+    )
+    done, beside = run_beside(session, made, program, fedavg.State, t.rounds)
+    return _Trained(done.states[0].theta, done.rounds, beside)
 
 
 def _ifca(session: Session, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:

@@ -26,7 +26,7 @@ from coterie.engines.private import RemoteState
 from coterie.errors import ConfigError, DataError, RunError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_with_baselines
-from coterie.methods.linear.fitting import prior_phase
+from coterie.methods.linear.fitting import prior_phase, problem_of
 from coterie.methods.linear.structures import Setting
 from coterie.methods.measuring import Entry
 from coterie.methods.personal.model import Adopted, Personal, PersonalWords
@@ -84,7 +84,7 @@ class FromPrior:
 
     def ask(self) -> Ask:
         """Ask clients to make models of their rows; they stay with the clients."""
-        return adapt_effects_ask(self.prior, _problem(self.model), self.model)
+        return adapt_effects_ask(self.prior, problem_of(self.model), self.model)
 
 
 class EffectWords(PersonalWords):
@@ -153,7 +153,7 @@ class EffectModels(Personal):
         """Read how a client that has no model gets one."""
         if not isinstance(model, Dense) or not model.is_linear or not model.intercept:
             raise RunError(f"{common.path} has a prior of a model that is not linear", "start the run again")
-        p = _problem(model).n_parameters
+        p = problem_of(model).n_parameters
         root = common.tensor("prior/root", 1, 1, p, None, dtype=torch.float64)
         mean, noise = (
             common.tensor(f"prior/{n}", 1, 1, *s, dtype=torch.float64) for n, s in (("mean", (p,)), ("noise", ()))
@@ -170,7 +170,7 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     """Fit linear models of clients' own, and measure them beside baselines."""
     options, made = session.options, prepare(session, clients, None)
     assert isinstance(made.model, Dense)
-    problem = _problem(made.model)
+    problem = problem_of(made.model)
     phase = prior_phase(session, options.method, _setting(options), made.rows, made.scaling, problem)
     done, beside = run_with_baselines(session, made, phase)
     found = _from_prior(made, options.method, *done.states[0])
@@ -195,12 +195,6 @@ def _population(found: EffectModels, problem: Problem) -> Population | None:
     if found.fit.structure == "local" or not problem.is_regression:
         return population_of(found)
     return population_of(found, noise=float(found.fit.prior.noise[-1, 0]), covariance=found.fit.spread)
-
-
-def _problem(model: Dense) -> Problem:
-    """What the comparison calls a linear model; all rows are of fold 0, so that all of them are learnt from."""
-    n_classes = model.n_outputs if model.loss == "cross_entropy" else 0
-    return Problem(model.sizes[0], n_classes, 1, (1,), model.class_weights)
 
 
 def _from_prior(made: Prepared, structure: str, setting: Setting, prior: Prior) -> EffectModels:
@@ -238,6 +232,11 @@ def check_effects(clients: Clients, options: FitOptions, given: Given) -> None:
     if options.prior.rank is not None and options.prior.rank > model.sizes[0]:
         raise ConfigError(
             f"rank {options.prior.rank} is more than the {model.sizes[0]} features", "ask for a lower rank"
+        )
+    if options.prior.spread == "intercept" and problem_of(model).is_stratified:
+        raise ConfigError(
+            "every client has a baseline hazard of its own, so that there are no intercepts to differ",
+            "give another prior.spread: same, diagonal or full",
         )
     enough = int((clients.train.counts >= 5).sum())
     if _setting(options) is None and enough < 2:

@@ -13,6 +13,7 @@ from coterie.errors import ConfigError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.families import family_of
 from coterie.methods.from_sums import check_sums
+from coterie.methods.outcomes import check_outcome
 from coterie.methods.predictions import check_predictions
 from coterie.methods.session import Session, Watch
 from coterie.models import Model
@@ -62,6 +63,7 @@ def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None
             "call coterie.compare, and fit_chosen with what it finds",
         )
     check_options(options)
+    check_outcome(clients, options, given)
     check_sums(clients, options, given)
     check_predictions(clients, options)
     family_of(options.method).check(clients, options, given)

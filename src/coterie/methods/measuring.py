@@ -13,6 +13,7 @@ from coterie.data.remote import RemoteRows
 from coterie.evaluate import Measured, target_ask
 from coterie.methods.base import Score
 from coterie.methods.session import Answered, On, Prepared, Session
+from coterie.models.outcomes import metric_of
 from coterie.protocol import Ask, Replies, slot
 
 __all__ = ["Entry", "Outcome", "measure", "metric", "overall", "score", "target_variance", "variance_from"]
@@ -115,7 +116,7 @@ def _then(made: Prepared, entries: Sequence[Entry]) -> dict[int, Ask]:
 
 
 def _targets(made: Prepared) -> dict[int, Ask]:
-    if made.model.loss == "cross_entropy":
+    if metric_of(made.model.loss) != "rmse":
         return {}
     return {_TARGETS: target_ask(torch.zeros((), dtype=torch.float64))}
 
@@ -145,7 +146,7 @@ def overall(made: Prepared, measured: Measured) -> float:
 
 def metric(made: Prepared, right: Tensor) -> Tensor:
     """Clients' accuracy as it is, and of squared errors the root, in the target's units.  [...]"""
-    if made.model.loss == "cross_entropy":
+    if metric_of(made.model.loss) != "rmse":
         return right
     return right.clamp(min=0).sqrt() * made.scaling.y_scale.to(right.dtype)
 

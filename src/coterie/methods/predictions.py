@@ -81,6 +81,8 @@ class Predicted:
 def check_predictions(clients: Clients, options: FitOptions) -> None:
     """Refuse what predictions of this target cannot have."""
     asked, schema = options.predictions, clients.schema
+    if schema.outcome and (asked.class_weights is not None or asked.threshold != 0.5):
+        raise ConfigError(f"class weights and thresholds are for classes, not for {schema.outcome}", "leave them out")
     if schema.task != "classification" and (asked.class_weights is not None or asked.threshold != 0.5):
         what = "class_weights" if asked.class_weights is not None else "threshold"
         raise ConfigError(f"predictions.{what} is for classes, and the target has none", "leave it out")
@@ -98,6 +100,8 @@ def check_predictions(clients: Clients, options: FitOptions) -> None:
         return
     if schema.task != "regression":
         raise ConfigError("predictions.coverage is for numbers, and the target is none", "classes have probabilities")
+    if schema.outcome:
+        raise ConfigError(f"predictions.coverage is for plain numbers, not for {schema.outcome}", "leave it out")
     if isinstance(clients.train, StandIns):
         raise needs_rows("conformal intervals")
     if int(clients.train.counts.max()) < 2:
@@ -133,6 +137,8 @@ def predicted(
     """
     if made.model.loss == "cross_entropy":
         return _of_classes(session, made, entry, outcome, population)
+    if made.model.loss != "squared":
+        return Predicted()
     return _of_numbers(session, made, entry, outcome, population, uncertain)
 
 

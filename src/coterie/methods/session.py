@@ -22,6 +22,7 @@ from coterie.data.clients import Clients
 from coterie.data.draws import CALIBRATION, SUPPORT, VALIDATION, Rule, Share
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
+from coterie.data.schema import Schema
 from coterie.engines.drive import Finished, Job, Program, Request, Round, Traffic
 from coterie.engines.engine_for import AnyEngine, engine_for
 from coterie.engines.screening import left_out_text
@@ -31,13 +32,14 @@ from coterie.files import make_folder, replace_file
 from coterie.limits import MOST_PARAMETERS
 from coterie.local import Training
 from coterie.local.monomials import MOST, n_monomials
-from coterie.models import Dense, Model, Network
+from coterie.models import Dense, Loss, Model, Network
+from coterie.models.outcomes import OUTCOMES, outcome_of
 from coterie.participation import Clock, Everyone, Participation, Sampled
 from coterie.protocol import Ask, Replies, Tensors
 
 __all__ = [
     "Answered", "On", "Phase", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
-    "newcomers", "prepare", "shown_and_judged",
+    "newcomers", "prepare", "shown_and_judged", "target_of",
 ]  # fmt: skip
 
 Watch = Callable[[str, Round, int], None]  # phase, what happened, rounds of the phase
@@ -345,7 +347,7 @@ def _deciding(session: Session, model: Model, rows: Ragged, classes: tuple[str, 
 
 def learnt_scaling(session: Session, clients: Clients, *, divide: bool, degree: int = 1) -> Scaling:
     """Learn the scaling from federated sums."""
-    regression = clients.schema.task == "regression"
+    regression = clients.schema.task == "regression" and clients.schema.outcome is None
     how: dict[str, Any] = {"divide": divide, "real_target": regression, "degree": degree}
     program = partial(preparation.learn_scaling, shape=clients.train.shape, **how)
     found: Scaling = session.run("prepare", clients.train, [program], Scaling, 1).states[0]
@@ -368,7 +370,7 @@ def _with_kernel(session: Session, model: Network, rows: Ragged) -> Network:
 
 
 def _safe_step_size(session: Session, model: Model, rows: Ragged) -> float:
-    if not isinstance(model, Dense) or not model.is_linear:
+    if not isinstance(model, Dense) or not model.is_linear or model.loss in OUTCOMES:  # these need none
         return 0.1
     program = partial(preparation.safe_step_size, model=model)
     bound = session.run("step size", rows, [program], preparation.Steepness, 1).states[0].value
@@ -395,7 +397,8 @@ def model_for(clients: Clients, options: FitOptions, module: nn.Module | Model |
             f"{shape[0]} features have {inputs:,} products up to degree {o.degree}; the limit is {MOST:,}",
             "lower model.degree, or leave columns out with --exclude",
         )
-    sizes = (inputs, *o.hidden, 1 if regression else len(clients.schema.classes))
+    loss, outputs = target_of(clients.schema)
+    sizes = (inputs, *o.hidden, outputs)
     numbers = sum((a + 1) * b for a, b in itertools.pairwise(sizes))
     several = (options.n_clusters or 1) * options.clusters.n_init
     if numbers * several > MOST_PARAMETERS:
@@ -405,7 +408,15 @@ def model_for(clients: Clients, options: FitOptions, module: nn.Module | Model |
             "ask for smaller layers, fewer clusters or fewer starts",
         )
     dtype = torch.float32 if o.hidden else torch.float64
-    return Dense(sizes, "squared" if regression else "cross_entropy", o.intercept, o.l2, dtype)
+    return Dense(sizes, loss, o.intercept, o.l2, dtype)
+
+
+def target_of(schema: Schema) -> tuple[Loss, int]:
+    """What a model of the target minimises, and how many outputs it has."""
+    classes = len(schema.classes)
+    if schema.outcome is not None:
+        return schema.outcome, 1 + outcome_of(schema.outcome).n_extra(classes)
+    return ("squared", 1) if schema.task == "regression" else ("cross_entropy", classes)
 
 
 def has_closed_form(model: Model) -> bool:

@@ -20,7 +20,8 @@ from coterie.engines.checkpoint import load_tensors, to_record
 from coterie.errors import ConfigError, RunError
 from coterie.limits import MOST_FEATURES, MOST_LAYERS, MOST_NAME
 from coterie.local.monomials import n_monomials
-from coterie.models import Dense, Model, Network
+from coterie.methods.session import target_of
+from coterie.models import Dense, Loss, Model, Network
 
 __all__ = ["Stored", "StoredNames", "StoredWords", "describe", "named_parameters", "scaling_record"]
 
@@ -59,7 +60,7 @@ class _Dense(Said):
     sizes: Annotated[
         list[Annotated[int, Field(ge=1, le=MOST_FEATURES)]], Field(min_length=2, max_length=MOST_LAYERS + 2)
     ]
-    loss: Literal["squared", "cross_entropy"]
+    loss: Loss
     intercept: bool
     l2: Annotated[float, Field(ge=0)]
     dtype: Literal["float32", "float64"]
@@ -136,9 +137,9 @@ class Stored:
 
     def model(self, said: StoredWords, module: nn.Module | Model | None) -> Model:
         """The model that `describe` described, which fits its rows; the user's own network is given."""
-        schema, regression = said.schema_, said.schema_.task == "regression"
-        outputs = 1 if regression else len(schema.classes)
-        if schema.task == "none" or said.model.loss != ("squared" if regression else "cross_entropy"):
+        schema = said.schema_
+        loss, outputs = target_of(schema)
+        if schema.task == "none" or said.model.loss != loss:
             raise RunError(f"{self.path} has a model of {said.model.loss} for the task {schema.task}", _AGAIN)
         if isinstance(said.model, _Dense):
             one, inputs = said.model, n_monomials(schema.n_features, said.degree)

@@ -2,7 +2,7 @@
 """Models: a flat parameter vector, outputs on rows, and gradient descent for many clients at once."""
 
 from coterie.models.dense import Dense, linear_regression, mlp, softmax_regression
-from coterie.models.losses import Loss, decided, loss_gradient, row_loss, weighted
+from coterie.models.losses import Loss, decided, loss_gradient, row_loss, row_metric, weighted
 from coterie.models.network import Network, lenet
 from coterie.models.split import (
     Part,
@@ -34,6 +34,7 @@ __all__ = [
     "mlp",
     "named_layers",
     "row_loss",
+    "row_metric",
     "softmax_regression",
     "split",
     "tail",

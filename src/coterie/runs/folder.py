@@ -141,7 +141,9 @@ def _data(fitted: Fitted) -> dict[str, Any]:
         "n_clients": len(fitted.models.names), "n_rows": sum(int(n.sum()) for n in counts if n is not None),
         "n_features": schema.n_features, "metric": fitted.metric,
         "metric_better": "lower" if fitted.metric == "rmse" else "higher",
-        "target_scale": None if schema.task == "none" else float(fitted.models.scaling.y_scale),
+        "target_scale": (
+            None if schema.task == "none" or schema.outcome else float(fitted.models.scaling.y_scale)
+        ),
     }  # fmt: skip
 
 

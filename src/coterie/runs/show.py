@@ -21,6 +21,7 @@ __all__ = ["show", "show_comparison", "show_findings"]
 
 _METRICS = {
     "accuracy": "accuracy",
+    "concordance": "concordance",
     "rmse": "root mean squared error",
     "log_likelihood": "mean log-likelihood of a row",
 }
@@ -31,8 +32,9 @@ Cells = list[tuple[float | None, str]]  # value and format
 def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
     """Show how models do, beside baselines, and what else there is to say."""
     scores = fitted.scores
-    form = {"accuracy": ".1%", "log_likelihood": ".4f", "rmse": None}[fitted.metric]
-    scale = float(fitted.models.scaling.y_scale) if fitted.metric == "rmse" else math.nan
+    form = {"accuracy": ".1%", "concordance": ".3f", "log_likelihood": ".4f", "rmse": None}[fitted.metric]
+    plain = fitted.metric == "rmse" and fitted.schema.outcome is None  # targets of other outcomes are not scaled
+    scale = float(fitted.models.scaling.y_scale) if plain else math.nan
     columns: dict[str, Cells] = {
         "training rows": _cells([s.train for s in scores], form),
         "held-out rows": _cells([s.test for s in scores], form),

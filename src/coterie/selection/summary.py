@@ -22,6 +22,8 @@ from coterie.methods.linear.choice import Evidence, names_where
 from coterie.methods.linear.structures import Setting, Within
 from coterie.methods.linear.task import Task
 from coterie.methods.measuring import target_variance
+from coterie.methods.session import target_of
+from coterie.models.outcomes import metric_of
 from coterie.select import as_good, difference, mean_and_error
 from coterie.selection.result import Comparison, FitAdvice, Grouping, Structure, Trial
 
@@ -103,7 +105,7 @@ def summarised(
     return Comparison(
         task=clients.schema.task,
         target=clients.schema.target,
-        metric={"regression": "rmse", "classification": "accuracy", "none": "log density"}[clients.schema.task],
+        metric=_metric_of(clients),
         chosen=evidence.chosen,
         structures=tuple(parts.structure(name, good[name]) for name in evidence.found),
         names=names,
@@ -215,13 +217,13 @@ class _Parts:
 
     def _metric(self, right: Tensor) -> Tensor:
         """RMSE in the target's units, or accuracy."""
-        return right.clamp(min=0).sqrt() * self.task.scaling.y_scale if self.task.problem.is_regression else right
+        return right.clamp(min=0).sqrt() * self.task.scaling.y_scale if self.task.problem.is_number else right
 
     def _overall(self, right: Tensor, rows: Tensor) -> tuple[float, float | None]:
         """Over all test rows together, and R^2."""
         there = rows > 0
         mean = (right * rows)[there].sum() / rows[there].sum()
-        if not self.task.problem.is_regression:
+        if not self.task.problem.is_number:
             return float(mean), None
         variance = self._test_variance
         squares = float(mean * self.task.scaling.y_scale**2)
@@ -262,12 +264,22 @@ def _telling(name: str, setting: Setting) -> Setting:
 
 
 def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
-    each = theta.reshape(len(theta), problem.n_outputs, -1)  # [K, O, D + 1]
+    each = _weights(theta, problem)
     slopes = scaling.y_scale * each[..., :-1] / scaling.scale
     intercept = scaling.y_scale * each[..., -1] + scaling.y_mean - (slopes * scaling.mean).sum(-1)
     made = torch.cat([slopes, intercept[..., None]], -1)
     out: np.ndarray = (made[:, 0] if problem.n_outputs == 1 else made).numpy()
     return out
+
+
+def _weights(theta: Tensor, problem: Problem) -> Tensor:
+    """Weights and intercepts, without extra parameters.  [K, P] -> [K, O, D + 1]"""
+    return theta[:, : problem.n_parameters - problem.n_extra].reshape(len(theta), problem.n_outputs, -1)
+
+
+def _metric_of(clients: Clients) -> str:
+    schema = clients.schema
+    return "log density" if schema.task == "none" else metric_of(target_of(schema)[0])
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -297,7 +309,7 @@ def _profile(fit: object, problem: Problem, scaling: Scaling) -> np.ndarray:
     """What a standard deviation of every feature does, in every group."""
     assert isinstance(fit, Clusters)
     theta = fit.theta[-1, 0]
-    each = theta.reshape(len(theta), problem.n_outputs, -1)[..., :-1] * scaling.y_scale
+    each = _weights(theta, problem)[..., :-1] * scaling.y_scale
     out: np.ndarray = (each[:, 0] if problem.n_outputs == 1 else each).numpy()
     return out
 

@@ -28,7 +28,7 @@ _FLAGS = {
     "prior.rank": "--rank",
     "training.rounds": "--rounds",
 }
-_METRICS = {"rmse": "root mean squared error", "accuracy": "accuracy", "log density": "log density"}
+_METRICS = {"rmse": "root mean squared error"}  # others are called what they are
 
 
 class Answer(NamedTuple):
@@ -237,7 +237,7 @@ def _data_words(data: DataOptions) -> list[str]:
     """The options of reading that are not what they would be anyway."""
     usual, words = DataOptions(), list[str]()
     held = ("test_size", "new_clients", "split")  # the same rows are held out
-    for name in ("missing", "task", "min_rows", *held, "sep", "decimal", "thousands", "encoding"):
+    for name in ("missing", "task", "outcome", "event", "min_rows", *held, "sep", "decimal", "thousands", "encoding"):
         if getattr(data, name) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(getattr(data, name))]
     for flag, columns in (("--exclude", data.exclude), ("--categorical", data.categorical)):

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from coterie.cli.tables.files import left_out, read_labelled
 from coterie.estimators import Personalised
+from coterie.models.outcomes import metric_of
 
 __all__ = ["parts_fitted"]
 
@@ -21,7 +22,7 @@ def parts_fitted(model: Personalised, path: Path) -> tuple[pa.Table, list[str]]:
     rows = clients.train
     found = model.assign(rows)
     right = found.measured.metric.double()
-    classes = model.personal_.model.loss == "cross_entropy"
+    classes = metric_of(model.personal_.model.loss) != "rmse"
     columns: dict[str, Any] = {
         "client": rows.names.tolist(),
         "known": found.known.numpy(),

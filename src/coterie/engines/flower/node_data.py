@@ -18,6 +18,7 @@ from coterie.engines.flower.identity import read_secret
 from coterie.engines.flower.node_config import node_name, policy_file, state_folder
 from coterie.engines.flower.policy_file import Data, read_policy
 from coterie.errors import ConfigError, RunError
+from coterie.outcome_names import CLASSES
 
 __all__ = ["LoadData", "node_data"]
 
@@ -56,8 +57,11 @@ def _load(context: Context, load_data: LoadData | None, allowed: Data, schema: S
     said: dict[str, Any] = {"client": data.client, "target": data.target, "features": data.features}
     said |= {"exclude": data.exclude, "categorical": data.categorical, "missing": data.missing}
     said |= {"split": data.split, **data.written}
-    clients = read(found, **said, task=chosen.task, min_rows=data.min_rows, test_size=0.0)
-    if chosen.task == "classification" and not allowed.classes and _guessed(found, said) != "classification":
+    clients = read(
+        found, **said, task=chosen.task, outcome=data.outcome, event=data.event, min_rows=data.min_rows, test_size=0.0
+    )
+    classes = chosen.task == "classification" or data.outcome in CLASSES
+    if classes and not allowed.classes and _guessed(found, said) != "classification":
         raise RunError(
             f"the run takes '{data.target}' as classes, whose names nodes tell, and here it is a number",
             "set data.classes = true in this node's policy to allow it",

@@ -30,6 +30,7 @@ from coterie.methods.base import Fitted
 from coterie.methods.fit import fit
 from coterie.methods.linear.structures import Effort
 from coterie.methods.session import Watch
+from coterie.outcome_names import OutcomeName
 from coterie.registry import method_of
 from coterie.runs.auto import advised, settled_run
 from coterie.runs.comparison import Compared, answers_of, check_free, compare_run, holding_place
@@ -191,6 +192,8 @@ def compare(
     seed: int = 0,
     test_size: float = 0.2,
     new_clients: float | None = None,
+    outcome: OutcomeName | None = None,
+    event: str | None = None,
     split: str = "random",
     command: str = "coterie.flower.compare",
     watch: Watch | None = None,
@@ -210,6 +213,8 @@ def compare(
         As for `coterie.compare`.
     test_size, new_clients
         Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
+    outcome, event
+        As for `coterie.read`; nodes read their rows so, as the run's options say.
     split : str
         What the run's `options` tell nodes of the order in which rows are held out; it is written down here.
     command : str
@@ -226,7 +231,8 @@ def compare(
         {
             "seed": seed, "model": {"hidden": list(hidden)},
             "data": {
-                "test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients, "split": split,
+                "test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients,
+                "outcome": outcome, "event": event, "split": split,
             },
         }
     )  # fmt: skip
@@ -295,7 +301,13 @@ def _keep(folder: Path, run: str, clients: Clients) -> None:
 def _clients(grid: Grid, chosen: FitOptions, begun: _Begun, **how: Any) -> Clients:
     data = chosen.data
     how |= {"test_size": data.test_size, "new_clients": data.new_clients, "seed": chosen.seed}
-    return connect(grid, run=begun.run, known=begun.nodes, **how)
+    clients = connect(grid, run=begun.run, known=begun.nodes, **how)
+    if data.outcome not in (None, clients.schema.outcome):
+        raise RunError(
+            f"the outcome is {data.outcome}, and nodes read the target as {clients.schema.outcome or clients.schema.task}",
+            "nodes that load clients themselves give them the outcome: coterie.from_arrays(..., outcome=...)",
+        )
+    return clients
 
 
 def _group(chosen: FitOptions) -> str:

@@ -246,7 +246,9 @@ def _outlier_scores(task: Task, found: dict[str, Found], settings: dict[str, int
     own = [score(name, settings[name]) for name in _OWN if name in found]
     rows = found["global"].judged.rows
     if task.problem.n_classes < 2 or not own:
-        return outlying(torch.stack(shared), rows)
+        least = found["global"].judged.least  # a row's likelihood depends on its size; its deviance does not
+        each = torch.stack(shared)
+        return outlying(each if least is None else each + least[settings["global"]], rows)
     levels = found["shrunk"].settings if "shrunk" in found else ()
     shared += [score("shrunk", j) for j, one in enumerate(levels) if one.get("prior") == "intercept"]
     return outlying_classes(torch.stack(shared), torch.stack(own), rows)

@@ -39,9 +39,11 @@ from coterie.methods.linear.structures import (
 )
 from coterie.methods.linear.task import Task
 from coterie.methods.session import Phase, Session
+from coterie.models import Dense
+from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import Lockstep, together
 
-__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "run"]
+__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "problem_of", "run"]
 
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
 CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
@@ -70,13 +72,20 @@ def prior_phase(
     scaling : Scaling
         That they were made with.
     about : Problem
-        What is fitted: numbers or classes, and what rows of these count.
+        What is fitted: numbers, classes or an outcome, and what rows of these count.
     """
     folds = FOLDS if setting is None else 1
     problem = replace(about, n_folds=folds, held=tuple(range(folds)))
     task = Task(session, problem, scaling, rows.to(torch.float64), None, None, session.options.seed)
     program = _with_chosen(task, structure) if setting is None else _with_given(task, structure, setting)
     return Phase(None, task.rows, [lambda state: program], None, Effort().messages, said="structures")
+
+
+def problem_of(model: Dense) -> Problem:
+    """What the comparison calls a linear model; all rows are of fold 0, so that all of them are learnt from."""
+    classes = {"cross_entropy": model.n_outputs, "ordinal": model.n_outputs + 1}  # two thresholds are no parameters
+    outcome = model.loss if model.loss in OUTCOMES else ""
+    return Problem(model.sizes[0], classes.get(model.loss, 0), 1, (1,), model.class_weights, outcome)
 
 
 def _with_given(task: Task, structure: str, setting: Setting) -> Lockstep:
@@ -167,12 +176,14 @@ def _structures(
     -> by name what was `Found`, the "map" where clients are placed, and the target's "shape"
     """
     begin: dict[str, Lockstep] = {"common": pooled_models(task.problem, effort)}
-    if shaped and not isinstance(task.train, StandIns):  # sums of products say nothing of third powers
+    if shaped and not task.problem.outcome and not isinstance(task.train, StandIns):  # sums of products have no third powers
         begin["shape"] = target_shape(task.problem, task.zero)
     begun = yield from together(begin)
     common: Found = begun["common"]
     base, penalty = _base(common, task.judged)
-    programs: dict[str, Lockstep] = {"near": proximal_models(task.problem, common)}
+    programs: dict[str, Lockstep] = {}
+    if not task.problem.outcome:  # the fixed point of FedProx is that of squared errors and classes
+        programs["near"] = proximal_models(task.problem, common)
     if placed or not {"shrunk", "representation", "clusters"}.isdisjoint(wanted):
         programs["shrunk"] = _shrunk_and_others(task, wanted, effort, base, penalty, placed)
     if "local" in wanted:
@@ -180,7 +191,8 @@ def _structures(
     if mixed:
         programs["mixture"] = _mixture(task, effort, common)
     found = yield from together(programs)
-    plain = also(common, found.pop("near"))
+    near: Found | None = found.pop("near", None)
+    plain = common if near is None else also(common, near)
     return {"global": plain, **found.pop("shrunk", {}), **found, "shape": begun.get("shape", Shape())}
 
 

@@ -33,6 +33,7 @@ class Judged:
     test_rows: Tensor  # [M]
     noise: Tensor  # [J] common noise variance
     by_deal: Tensor | None = None  # [R, J, M] the score with each deal of the folds; None for one deal
+    least: Tensor | None = None  # [J, M] of outcomes: the loss of rows that are predicted exactly, cross-validated
 
     def at(self, setting: int) -> "Judged":
         """One setting alone."""
@@ -83,6 +84,7 @@ def judged_rows(got: Replies, problem: Problem) -> Judged:
         rows,
         test_rows,
         common,
+        got["least"].movedim(0, -1)[:v].sum(0) / rows if "least" in got.values else None,
     )
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_fedprox import newton_fedprox
-from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca, nobody_yet
+from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca
 from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_model
+from coterie.algorithms.outcome_start import first_models
 from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.errors import RunError
@@ -23,9 +24,9 @@ from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judg
 from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
 
 __all__ = [
-    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "also", "answered", "clusters", "common_model", "local",
-    "map_of_clients", "mixture", "most_rank", "on_newcomers", "pooled_models", "priors_for", "proximal_models",
-    "representation", "settings_of", "shrunk", "with_deals",
+    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "also", "answered", "around", "clusters", "common_model",
+    "kinds_of", "local", "map_of_clients", "mixture", "most_rank", "on_newcomers", "pooled_models", "priors_for",
+    "proximal_models", "representation", "settings_of", "shrunk", "with_deals", "with_noise",
 ]  # fmt: skip
 
 ORDER = ("global", "clusters", "local", "shrunk", "representation", "mixture")  # the simplest first
@@ -180,20 +181,21 @@ def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[floa
 
 def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
     """One model for all rows together, with each penalty.  -> Clusters with K = 1"""
-    start = nobody_yet(problem, len(penalties))
+    start = yield from first_models(problem, len(penalties))
     how: dict[str, Any] = {"n_clusters": 1, "penalties": penalties, "rounds": effort.steps}
     return (yield from newton_ifca(None, start=start, problem=problem, **how))
 
 
 def local(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
     """One model each.  -> Found"""
-    prior = yield from _noisy(ridge_prior(problem, _LOCAL_PENALTIES, len(problem.held), base.noise[:, 0]), problem)
+    about = (len(problem.held), base.noise[:, 0], base.theta[:, 0, 0])
+    prior = yield from with_noise(ridge_prior(problem, _LOCAL_PENALTIES, *about), problem)
     return (yield from _judged("local", prior, problem, {"penalty": _LOCAL_PENALTIES}, free=True))
 
 
-def _noisy(prior: Prior, problem: Problem, tag: str = "local") -> Algorithm:
-    """Learn the noise around local models.  -> Prior"""
-    if not problem.is_regression:
+def with_noise(prior: Prior, problem: Problem, tag: str = "local") -> Algorithm:
+    """Learn the noise around local models, or what else clients have in common.  -> Prior"""
+    if not problem.is_regression and not problem.n_extra:
         return prior
     return (yield from random_effects(None, start=prior, problem=problem, kinds=(), rounds=5, tag=tag, learn=False))
 
@@ -203,13 +205,17 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
 
     The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
     """
-    simple = yield from random_effects(
-        None, start=_around(problem, base, 3), problem=problem, kinds=KINDS[:3], rounds=effort.rounds, tag="simple"
-    )
-    free = yield from random_effects(
-        None, start=simple.setting(2), problem=problem, kinds=KINDS[3:], rounds=effort.rounds, tag="shrunk"
-    )
-    return (yield from _judged("shrunk", _side_by_side([simple, free]), problem, {"prior": KINDS}, keep=len(KINDS) - 1))
+    kinds = kinds_of(problem)
+    last = len(kinds) - 1
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
+    simple = yield from random_effects(None, start=around(problem, base, last), kinds=kinds[:last], tag="simple", **how)
+    free = yield from random_effects(None, start=simple.setting(last - 1), kinds=kinds[last:], tag="shrunk", **how)
+    return (yield from _judged("shrunk", _side_by_side([simple, free]), problem, {"prior": kinds}, keep=last))
+
+
+def kinds_of(problem: Problem) -> tuple[Kind, ...]:
+    """What clients' models may differ in; where each has a baseline of its own, intercepts mean nothing."""
+    return KINDS[1:] if problem.is_stratified else KINDS
 
 
 def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior, most: int) -> Algorithm:
@@ -227,9 +233,9 @@ def representation(problem: Problem, effort: Effort, base: Clusters, free: Prior
     return (yield from _judged("representation", prior, problem, {"rank": ranks}))
 
 
-def _around(problem: Problem, base: Clusters, n: int) -> Prior:
+def around(problem: Problem, base: Clusters, n: int) -> Prior:
     """Where EM begins: around the model for all."""
-    root = _FIRST_SPREAD * torch.eye(problem.n_parameters, dtype=torch.float64)
+    root = _FIRST_SPREAD * torch.diag(problem.own)
     fits = len(problem.held)
     return Prior(base.theta[:, 0].expand(-1, n, -1), root.expand(fits, n, -1, -1), base.noise.expand(-1, n))
 
@@ -356,7 +362,7 @@ def settings_of(structure: str, problem: Problem, effort: Effort, n_clients: int
         return tuple({"rank": r} for r in range(1, most_rank(problem, effort, n_clients) + 1))
     if structure == "local":
         return tuple({"penalty": l2} for l2 in _LOCAL_PENALTIES)
-    return tuple({"prior": kind} for kind in KINDS)
+    return tuple({"prior": kind} for kind in kinds_of(problem))
 
 
 def most_rank(problem: Problem, effort: Effort, n_clients: int) -> int:
@@ -382,13 +388,13 @@ def priors_for(
     base: Clusters = yield from _for_all(problem, _COMMON_PENALTIES[_NEAR : _NEAR + 1], effort)
     if structure == "local":
         penalties = tuple(float(setting["penalty"]) for setting in settings)
-        prior = ridge_prior(problem, penalties, len(problem.held), base.noise[:, 0])
-        return (yield from _noisy(prior, problem, f"{_FINAL} local"))
+        prior = ridge_prior(problem, penalties, len(problem.held), base.noise[:, 0], base.theta[:, 0, 0])
+        return (yield from with_noise(prior, problem, f"{_FINAL} local"))
     wanted = [next(kind for kind in KINDS if kind == one.get("prior", "full")) for one in settings]
     simple = tuple(kind for kind in KINDS[:3] if kind in wanted or (kind == "diagonal" and "full" in wanted))
     how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
     first = yield from random_effects(
-        None, start=_around(problem, base, len(simple)), kinds=simple, tag=f"{_FINAL} simple", **how
+        None, start=around(problem, base, len(simple)), kinds=simple, tag=f"{_FINAL} simple", **how
     )
     found: dict[Kind, Prior] = {kind: first.setting(i) for i, kind in enumerate(simple)}
     if "full" in wanted:

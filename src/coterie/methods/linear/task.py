@@ -17,6 +17,7 @@ from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.errors import ConfigError, DataError
 from coterie.methods.linear.structures import ORDER
 from coterie.methods.session import Session, learnt_scaling, shown_and_judged
+from coterie.outcome_names import ABOUT
 
 __all__ = ["Task", "checked"]
 
@@ -45,7 +46,8 @@ class Task:
         )
         assert train is not None
         n_classes = {"regression": 0, "classification": len(clients.schema.classes), "none": 1}[clients.schema.task]
-        problem = Problem(train.shape[0], n_classes, folds, tuple(range(folds + 1)))
+        held = tuple(range(folds + 1))
+        problem = Problem(train.shape[0], n_classes, folds, held, outcome=clients.schema.outcome or "")
         seed = session.options.seed
         shown = shown_and_judged(new, First(few_shot), seed=seed, purpose="few shots")
         return cls(session, problem, scaling, train, test, shown, seed)
@@ -84,7 +86,11 @@ def checked(
     for name in wanted:
         if name not in ORDER:
             raise ConfigError(f"there is no structure '{name}'", f"choose among {', '.join(ORDER)}")
-    summaries = isinstance(clients.train, StandIns)
+    summaries, outcome = isinstance(clients.train, StandIns), clients.schema.outcome
+    if outcome and structures is not None and "mixture" in structures:
+        raise ConfigError(f"mixtures of rows are not for {ABOUT[outcome]}", "leave the structure 'mixture' out")
+    if outcome and hidden:
+        raise ConfigError(f"networks are not for {ABOUT[outcome]} (outcome {outcome})", "leave hidden layers out")
     if summaries and hidden:
         raise needs_rows("a network")
     if summaries and structures is not None and "mixture" in structures:
@@ -105,5 +111,5 @@ def checked(
             f"{enough} of {clients.n_clients} clients have {folds} training rows, and cross-validation needs 2 such clients",
             "lower folds, or hold out fewer rows",
         )
-    left_out = ("mixture",) if hidden or summaries else ()
+    left_out = ("mixture",) if hidden or summaries or outcome else ()
     return tuple(name for name in ORDER if (name in wanted or name == "global") and name not in left_out)

@@ -26,6 +26,7 @@ from coterie.local import Training, served
 from coterie.local.personal import train_part
 from coterie.methods.session import Session
 from coterie.models import Model, Split, split
+from coterie.models.outcomes import metric_of
 from coterie.protocol import Ask, Block, Stack, Tensors, answers
 
 __all__ = [
@@ -132,7 +133,7 @@ class Distribution:
 
 def distribution(model: Model, measured: Measured) -> Distribution:
     """Tell how accuracy (for numbers: the mean squared error) is spread over clients."""
-    return Distribution.of(measured.metric, measured.rows, larger_is_better=model.loss == "cross_entropy")
+    return Distribution.of(measured.metric, measured.rows, larger_is_better=metric_of(model.loss) != "rmse")
 
 
 def measure_personal(

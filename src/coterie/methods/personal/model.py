@@ -29,6 +29,7 @@ from coterie.methods.run_tables import rounds_table
 from coterie.methods.session import On, Session
 from coterie.methods.stored import Stored, StoredNames, StoredWords, describe, scaling_record
 from coterie.models import Model, split
+from coterie.models.outcomes import metric_of
 from coterie.protocol import Ask
 from coterie.report.numbers import decimals_for
 
@@ -146,7 +147,7 @@ class Personal:
     @property
     def metric(self) -> str:
         """What scores count."""
-        return "accuracy" if self.model.loss == "cross_entropy" else "rmse"
+        return metric_of(self.model.loss)
 
     @property
     def parts(self) -> Tensor:

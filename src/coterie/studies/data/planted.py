@@ -15,7 +15,7 @@ from coterie import keys
 from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
 
-__all__ = ["Truth", "planted_intercepts", "planted_rare", "planted_structure"]
+__all__ = ["Truth", "planted_costs", "planted_counts", "planted_intercepts", "planted_rare", "planted_structure"]
 
 _RARE = -4.4  # log odds, around which rows are positive in 2 of 100 cases
 Truth = Literal["global", "clusters", "representation", "shrunk", "local", "mixture"]
@@ -83,6 +83,58 @@ def planted_rare(*, n_clients: int, rows: int, n_features: int, seed: int) -> Ra
     odds = _RARE + own + 0.6 * (x @ _normal(1, n_features, draw)[0])
     drawn = torch.rand(n_clients, rows, generator=draw, dtype=torch.float64) < odds.sigmoid()
     return Ragged.from_blocks(x, drawn.to(torch.int64))
+
+
+def planted_counts(
+    groups: int = 1, *, spread: float = 0.0, mean: float = 2.0, n_clients: int, rows: int, n_features: int, seed: int
+) -> Ragged:
+    """Draw clients with Poisson counts, whose logarithmic means are linear: <x, w> + b.
+
+    Parameters
+    ----------
+    groups : int
+        How many models w there are, of length 0.7 on average; clients have them in turn.
+    spread : float
+        Standard deviation of clients' intercepts b: random intercepts.
+    mean : float
+        exp(b) of a client in the middle.
+    """
+    draw = keys.generator(seed, "planted counts")
+    x, eta = _log_means(groups, spread, mean, n_clients, rows, n_features, draw)
+    return Ragged.from_blocks(x, torch.poisson(eta.exp(), generator=draw))
+
+
+def planted_costs(
+    groups: int = 1, *, spread: float = 0.0, mean: float = 1000.0, deviation: float = 1.0, n_clients: int, rows: int,
+    n_features: int, seed: int,
+) -> Ragged:  # fmt: skip
+    """Draw clients with log-normal costs, whose logarithms are linear, as of `planted_counts`, with normal noise.
+
+    Parameters
+    ----------
+    groups, spread
+        As of `planted_counts`.
+    mean : float
+        exp(b) of a client in the middle.
+    deviation : float
+        Of the logarithm, around what is linear: with 1, costs are as skewed as hospitals' are.
+    """
+    draw = keys.generator(seed, "planted costs")
+    x, eta = _log_means(groups, spread, mean, n_clients, rows, n_features, draw)
+    noise = torch.randn(eta.shape, generator=draw, dtype=torch.float64)
+    return Ragged.from_blocks(x, (eta + deviation * noise).exp())
+
+
+def _log_means(
+    groups: int, spread: float, mean: float, n_clients: int, rows: int, n_features: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Features, and <x, w> + b.  [M, N, D], [M, N]"""
+    if not 1 <= groups <= n_clients or min(rows, n_features) < 1 or spread < 0 or mean <= 0:
+        raise ConfigError(f"cannot plant {groups} groups at {n_clients} clients", "sizes are at least 1")
+    x = torch.randn(n_clients, rows, n_features, generator=draw, dtype=torch.float64)
+    weights = 0.7 * _normal(groups, n_features, draw)[torch.arange(n_clients) % groups]
+    own = spread * torch.randn(n_clients, 1, generator=draw, dtype=torch.float64)
+    return x, torch.einsum("cnd,cd->cn", x, weights) + math.log(mean) + own
 
 
 def _normal(n: int, size: int, draw: torch.Generator) -> Tensor:
