@@ -27,6 +27,7 @@ from coterie.methods.intervals import COVERAGE, How, Intervals, normal_quantile
 from coterie.methods.measuring import target_variance
 from coterie.methods.session import Session, shown_and_judged
 from coterie.models import Model, decided
+from coterie.models.ordinal import Ordinal
 from coterie.models.outcomes import OUTCOMES, ROWS, explained, measured, metric_of
 from coterie.option_fields import parameters
 
@@ -76,9 +77,9 @@ class Supervised(Estimator):
 
         Clients are served as by `predict`.
         """
-        self._needs("cross_entropy", "probabilities are of classes", "call predict")
+        self._needs(("cross_entropy", "ordinal"), "probabilities are of classes", "call predict")
         rows = self._rows(clients, None, groups)
-        made = self.served(self.prepared(rows)).outputs.double().softmax(-1).numpy()
+        made = self.probabilities(self.served(self.prepared(rows)).outputs)
         return in_given_order(made, rows, clients)
 
     def predict_interval(
@@ -96,7 +97,7 @@ class Supervised(Estimator):
             From calibration rows, where the fit has held such rows out (`coverage`), or normal, from training residuals and
             the model's own uncertainty. By default the first where it can be.
         """
-        self._needs("squared", "intervals are of numbers", "call predict_proba")
+        self._needs(("squared",), "intervals are of plain numbers", "call predict, or predict_proba for classes")
         rows = self._rows(clients, None, groups)
         prepared = self.prepared(rows)
         return in_given_order(self.interval(prepared, self.served(prepared), coverage, how), rows, clients)
@@ -144,6 +145,11 @@ class Supervised(Estimator):
             )
         at = decided(outputs, self.model_.threshold if threshold is None else threshold)
         return np.asarray(self.classes_[at.numpy()])
+
+    def probabilities(self, outputs: Tensor) -> np.ndarray:
+        """Of every class, where a model says this.  [N, O] -> [N, K]"""
+        one = OUTCOMES.get(self.model_.loss)
+        return (one.probabilities(outputs) if isinstance(one, Ordinal) else outputs.double().softmax(-1)).numpy()
 
     def interval(self, prepared: Ragged, found: Served, coverage: float, how: How | None) -> np.ndarray:
         """Lower and upper ends for rows that are served, in the order of storage.  [N, 2]"""
@@ -195,12 +201,14 @@ class Supervised(Estimator):
     def _know(self, found: Fitted) -> None:
         self.intervals_ = found.extra.get("intervals")
 
-    def _needs(self, loss: str, what: str, hint: str) -> None:
+    def _needs(self, losses: tuple[str, ...], what: str, hint: str) -> None:
         if not hasattr(self, "schema_"):
             raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
-        if self.model_.loss != loss:
-            has = "classes" if self.model_.loss in ("cross_entropy", "ordinal") else "none"
-            raise ConfigError(f"{what}, and the target has {has}", hint)
+        if self.model_.loss not in losses:
+            has = {"cross_entropy": "has classes", "squared": "has none"}.get(
+                self.model_.loss, f"is {self.model_.loss}"
+            )
+            raise ConfigError(f"{what}, and the target {has}", hint)
 
     def _all_judged(self, prepared: Ragged) -> Measured:
         parts = [measured for _, measured in self._judged(prepared)]

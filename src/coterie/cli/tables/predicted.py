@@ -73,6 +73,10 @@ def predictions(model: Federated | Personalised, path: Path, asked: Asked = Aske
 def _check(model: Federated | Personalised, asked: Asked) -> None:
     if asked.interval is not None and model.schema_.task != "regression":
         raise ConfigError("intervals are of numbers, and the target has classes", "their probabilities are written")
+    if asked.interval is not None and model.schema_.outcome:
+        raise ConfigError(
+            f"intervals are of plain numbers, and the target is {model.schema_.outcome}", "leave them out"
+        )
     if asked.threshold is not None and model.schema_.task != "classification":
         raise ConfigError("a threshold is for classes, and the target has none", "leave it out")
 
@@ -81,7 +85,7 @@ def _columns(model: Federated | Personalised, prepared: Ragged, found: Served, a
     """What is written of every row, in the order of storage."""
     columns = {"prediction": model.decided(found.outputs, asked.threshold)}
     if model.schema_.task == "classification":
-        p = found.outputs.double().softmax(-1).numpy()
+        p = model.probabilities(found.outputs)
         return columns | {f"probability_{name}": p[:, k] for k, name in enumerate(model.schema_.classes)}
     if asked.interval is None:
         return columns

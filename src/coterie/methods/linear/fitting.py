@@ -176,7 +176,9 @@ def _structures(
     -> by name what was `Found`, the "map" where clients are placed, and the target's "shape"
     """
     begin: dict[str, Lockstep] = {"common": pooled_models(task.problem, effort)}
-    if shaped and not task.problem.outcome and not isinstance(task.train, StandIns):  # sums of products have no third powers
+    if (
+        shaped and not task.problem.outcome and not isinstance(task.train, StandIns)
+    ):  # sums of products have no third powers
         begin["shape"] = target_shape(task.problem, task.zero)
     begun = yield from together(begin)
     common: Found = begun["common"]

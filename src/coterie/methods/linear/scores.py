@@ -84,7 +84,7 @@ def judged_rows(got: Replies, problem: Problem) -> Judged:
         rows,
         test_rows,
         common,
-        got["least"].movedim(0, -1)[:v].sum(0) / rows if "least" in got.values else None,
+        least=got["least"].movedim(0, -1)[:v].sum(0) / rows if "least" in got.values else None,
     )
 
 
