@@ -5,12 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from outcomes import rows
 
 import coterie
 from coterie.algorithms.linear_by_fold import Problem, curves
 from coterie.errors import ConfigError, DataError
 from coterie.protocol import Block
+from outcomes import rows
 
 
 def _frame(outcome: str) -> pd.DataFrame:
