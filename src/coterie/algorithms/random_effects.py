@@ -52,7 +52,7 @@ _OUTCOME_CENTRE_EVERY = 2  # of other outcomes, whose extra parameters move with
 _HALVINGS = 4
 _OUTCOME_HALVINGS = 12  # exponentials overshoot far
 _SURE = 1e-3  # of a Newton step's gain in nats: so near the mode log odds change too little for it to go too far
-_STILL = 1e-10  # likewise: after such a step nothing is left to gain
+_STILL = 1e-22  # likewise: after such a step nothing is left to gain, whoever else is in the block
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 1.0  # by how much columns of B shrink and grow in a round, at most
 _FLAT = 100.0  # variance of what is free, in a local model: intercepts
 
