@@ -63,9 +63,8 @@ def estimator(found: Fitted) -> Any:
 
 
 def in_order(rows: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    """[N] targets and owners, client after client: the order of `predict`."""
-    at = np.argsort(rows.owners, kind="stable")
-    return np.asarray(rows.y)[at], rows.owners[at]
+    """[N] targets and owners, in the order of `predict`: that of storage."""
+    return np.asarray(rows.y), rows.owners
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
