@@ -649,7 +649,8 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
         reply = {name: _stacked([a[0][name] for a in answers]) for name in answers[0][0]}
         named = {name for _, own in answers for name in own}  # what a run does not mention stays as it is
         kept = {
-            name: _stacked([own.get(name, private[name][s]) for s, (_, own) in enumerate(answers)]) for name in named
+            name: _stacked([own[name] if name in own else private[name][s] for s, (_, own) in enumerate(answers)])
+            for name in named
         }
         return reply, kept
 

@@ -439,6 +439,7 @@ def test_a_terminal_sees_progress_and_no_colour_when_asked(data: Path, tmp_path:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "coterie", "fit", str(data), *FIT, "--out", "r"]
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "120"}
+    environment.pop("COTERIE_QUIET", None)
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=theirs) as started:
         os.close(theirs)
         shown = _all_of(ours)
@@ -478,6 +479,7 @@ def test_a_terminal_sees_both_phases_of_moment_descent() -> None:
 
 
 def test_a_bar_that_takes_longer_than_was_thought_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COTERIE_QUIET", raising=False)
     monkeypatch.setattr(screen.err, "_force_terminal", True)
     monkeypatch.setattr(screen.err, "_file", shown := io.StringIO())
     with screen.progress() as watch:

@@ -26,6 +26,9 @@ class _OneClient:
     def predict(self, X):
         return super().predict(X, _one_client(X))
 
+    def predict_proba(self, X):
+        return super().predict_proba(X, _one_client(X))
+
     def score(self, X, y):
         return super().score(X, y, _one_client(X))
 
