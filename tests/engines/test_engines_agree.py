@@ -148,6 +148,8 @@ def test_a_fit_of_clients_elsewhere_gives_what_it_gives_here(name: str, tmp_path
     here = fit(held_out(rows, clients.schema, **held), chosen)
     for ours, theirs in zip(far.scores, here.scores, strict=True):
         for name_of, value in vars(theirs).items():
+            if name_of == "new_clients_unlabelled" and getattr(ours, name_of) is None:
+                continue  # the mean of models that stay on nodes is known here only
             near = pytest.approx(value, rel=SINGLE, abs=SINGLE) if isinstance(value, float) else value
             assert getattr(ours, name_of) == near, name_of
     assert far.per_client.keys() == here.per_client.keys()

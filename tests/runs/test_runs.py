@@ -74,6 +74,7 @@ def test_the_folder_holds_what_the_documentation_says(run: Finished) -> None:
     assert found == {
         "run.json", "rounds.parquet", "clients.parquet", "state.safetensors", "report.html",
         "models/models.safetensors", "models/cluster-0.safetensors", "models/cluster-1.safetensors",
+        "models/intervals.safetensors",
     }  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def test_clients_are_a_table(run: Finished) -> None:
     table = pq.read_table(run.folder / "clients.parquet")
     assert table.column_names == [
         "client", "label", "margin", "margin_error", "certain", "train_loss", "rows_train", "test_loss", "rows_test",
-        "metric", "metric_global", "metric_local", "map_x", "map_y",
+        "metric", "metric_global", "metric_local", "coverage", "map_x", "map_y",
     ]  # fmt: skip
     found = run.fitted
     assert table["client"].to_pylist() == run.clients.names.tolist()

@@ -15,6 +15,7 @@ from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.engines.drive import Program, Round, Traffic
 from coterie.engines.engine_for import AnyEngine
+from coterie.engines.private import RemoteState
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_beside
@@ -51,7 +52,10 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     outcome, scores, per_client, one = measure_beside(session, made, entry, (options.method, how.title), beside, kept)
     found = replace(found, own=found.parts_in(outcome.private))
     found = replace(found, population=found.for_all(one) if how.layers else found.theta)
-    told = predicted(session, made, entry, outcome, population_of(found))
+    here = not isinstance(
+        found.own, RemoteState
+    )  # nodes keep one copy of personal parts, which the next question needs
+    told = predicted(session, made, entry, outcome, population_of(found) if here else None)
     per_client |= took_part | told.per_client
     extra = {
         "spread": spread(made, options.method, per_client),
