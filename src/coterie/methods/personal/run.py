@@ -15,7 +15,6 @@ from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.engines.drive import Program, Round, Traffic
 from coterie.engines.engine_for import AnyEngine
-from coterie.engines.private import RemoteState
 from coterie.evaluate import Measured
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_beside
