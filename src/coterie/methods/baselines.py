@@ -192,7 +192,9 @@ def measure_beside(
     own = {} if later.local is None else {"local": Entry(later.local, measure_own_ask(made.model), newcomers=False)}
     apart = later.private is not beside.private
     alone = _measured(session, made, own, later.private) if apart and own else {}
-    found = _measured(session, made, entries if apart else entries | own, kept) | alone  # last: its state is asked again
+    found = (
+        _measured(session, made, entries if apart else entries | own, kept) | alone
+    )  # last: its state is asked again
     names = {"": name} | {which: (which, _label(made, which)) for which in _LABELS}
     per_client = _per_client(made, found[""])
     for which in _LABELS:

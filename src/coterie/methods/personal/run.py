@@ -51,10 +51,7 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     outcome, scores, per_client, one = measure_beside(session, made, entry, (options.method, how.title), beside, kept)
     found = replace(found, own=found.parts_in(outcome.private))
     found = replace(found, population=found.for_all(one) if how.layers else found.theta)
-    here = not isinstance(
-        found.own, RemoteState
-    )  # nodes keep one copy of personal parts, which the next question needs
-    told = predicted(session, made, entry, outcome, population_of(found) if here else None)
+    told = predicted(session, made, entry, outcome, population_of(found))
     per_client |= took_part | told.per_client
     extra = {
         "spread": spread(made, options.method, per_client),
