@@ -331,14 +331,14 @@ def planted(results: Results) -> list[str]:
 
 
 def bad_clients(results: Results) -> list[str]:
-    """The largest excess of honest clients' error, by attack; what is recommended is bold."""
+    """The excess of honest clients' error, by attack; what is recommended is bold."""
     attacks = ("nobody", "flip", "scale", "scale back", "constant", "nan")
     body = []
     for line in every(results, "summary"):
         robust = f"**{line['robust']}**" if line["recommended"] else line["robust"]
-        cells = [percent(line.get(attack), 1) for attack in attacks]
+        cells = [percent(line.get(attack), 1) for attack in (*attacks, "worst")]
         body.append([line["method"], robust, *cells, "holds" if line["holds"] else f"fails: {line['broken']}"])
-    return table(["Method", "robust", *attacks, "bar"], body)
+    return table(["Method", "robust", *attacks, "worst", "bar"], body)
 
 
 def real(results: Results) -> list[str]:

@@ -24,6 +24,7 @@ _SETTINGS = {
     "fedper": _NETWORK,
     "lg-fedavg": ["--hidden", "4,3", "--rounds", "4"],
     "local": [],
+    "mixed": [],
     "shrunk": [],
     "representation": ["--rank", "1"],
     "auto": [],

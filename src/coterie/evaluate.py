@@ -29,6 +29,7 @@ __all__ = [
     "measure_own_ask",
     "measure_placed_ask",
     "place_ask",
+    "residual_products_ask",
     "target_ask",
     "target_sums",
 ]
@@ -147,6 +148,22 @@ def measure_mixed_ask(model: Model, theta: Tensor, share: Tensor) -> Ask:
     )
 
 
+def residual_products_ask(model: Model, theta: Tensor) -> Ask:
+    """Ask for sums of products of the residuals of models theta [K, P]: how well any mixture of them serves clients.
+
+    With shares w [K], the squared errors of the mixture are w^T R w. `client` adds up clients' means, and `row` all rows.
+    """
+    fields = ("client", "clients", "row", "rows")
+    limits = dict.fromkeys(("client", "row"), Limit(finite=False))  # of models that diverged
+    return Ask(
+        residual_products,
+        {"model": model, "theta": theta},
+        {name: Sum() for name in fields},
+        scratch=2 * len(theta),
+        limits=limits,
+    )
+
+
 def class_counts_ask(n_classes: int) -> Ask:
     """Ask how many rows there are of every class."""
     return Ask(class_counts, {"n_classes": n_classes}, {"count": Sum()}, scratch=n_classes)
@@ -214,6 +231,19 @@ def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
 def measure_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge a mixture of models that is the same for all clients."""
     return judged(shared["model"], served(shared, {}, data), data), {}
+
+
+@answers(client=Sum(), clients=Sum(), row=Sum(), rows=Sum())
+@from_sums
+def residual_products(
+    shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
+) -> tuple[Tensors, Tensors]:
+    """Products of the residuals of several models, of squared loss.  -> [S, C, K, K]"""
+    residual = data.target - outputs(shared["model"], shared["theta"], data)[..., 0]  # [S, K, C, N]
+    mean = torch.einsum("sjcn,skcn,cn->scjk", residual, residual, data.weights).to(torch.float64)
+    there = (data.n > 0).to(torch.float64)
+    reply = {"client": mean, "clients": there[None], "row": mean * data.n[:, None, None], "rows": data.n[None]}
+    return reply, {}
 
 
 @answers(count=Sum())

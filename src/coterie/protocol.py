@@ -547,18 +547,19 @@ def run_of(slot: int) -> int:
     return slot % _RUNS
 
 
-def together(programs: Mapping[str, Lockstep]) -> Lockstep:
+def together(programs: Mapping[str, Lockstep], *, tell: bool = True) -> Lockstep:
     """Advance algorithms in lockstep, as one run: what they ask at the same time goes out in one message.  -> name: result
 
     Clients keep what all of them leave with them, so names of private state must differ where it is not the same. What
-    single algorithms save is dropped; once a message it is told which of them are at work.
+    single algorithms save is dropped; once a message it is told which of them are at work, unless `tell` is False.
     """
     members = {name: _Member(program) for name, program in programs.items()}
     while running := {name: member for name, member in members.items() if member.asks}:
         replies = iter((yield tuple(ask for member in running.values() for ask in member.asks)))
         for member in running.values():
             member.take(tuple(itertools.islice(replies, len(member.asks))))
-        yield Save(None, {"running": list(running)})
+        if tell:
+            yield Save(None, {"running": list(running)})
     return {name: member.result for name, member in members.items()}
 
 

@@ -381,7 +381,7 @@ def test_no_message_holds_more_than_a_thin_matrix_for_an_anchor(
         assert answer.bytes_up <= n_clients * (n_anchors * thin + 1) * 8
     assert {"introduce", "multiply_moments", "descend", "nearest_anchor"} <= names
     # At the common start all anchors have one subspace: two exchanges with 25 columns, and then one with 21 for each of 7.
-    first, second = (r.bytes_up for r in finished.rounds[1:3])
+    first, second = (r.bytes_up for r in finished.rounds[1 if how.noise else 0 :][:2])
     assert first < second / 2
 
 
@@ -410,7 +410,7 @@ def test_exchanges_begin_with_the_last_subspaces(monkeypatch: pytest.MonkeyPatch
     )
     sent = [ask.shared["q"] for ask, _ in seen if ask.step is multiply_moments]
     assert [len(q) for q in sent] == [1, 1, 3]  # one subspace while all anchors are at the start, found twice as well
-    before, second = states[1].basis, sent[2]  # [A, P, 2]
+    before, second = states[0].basis, sent[2]  # [A, P, 2]
     torch.testing.assert_close(second @ (second.transpose(1, 2) @ before), before)
     assert not torch.isclose(
         second[..., :2] @ (second[..., :2].transpose(1, 2) @ sent[0][..., :2]), sent[0][..., :2]

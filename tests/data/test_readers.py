@@ -166,6 +166,15 @@ def test_features_and_exclude_choose_columns_in_file_order(tmp_path):
     assert rest.schema.feature_names == ("age",)
 
 
+@pytest.mark.parametrize("name", ["\0row", "site#", "site#####"])
+def test_a_column_may_have_any_name(tmp_path, name):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"site,{name},y\na,1,2\na,3,4\nb,5,6\nb,,8\n")
+    clients = read(path, client="site", target="y", test_size=0.0, missing="drop")
+    assert sorted(clients.train.origin.tolist()) == [0, 1, 2]
+    assert clients.schema.columns[0].name == name
+
+
 def test_column_names_with_dots_are_not_nested(tmp_path):
     path = write_parquet(tmp_path / "t.parquet", {"who": ["a", "a"], "x": [1, 2], "x.y": [3, 4]})
     clients = read(path, client="who", target="x", task="regression", test_size=0)

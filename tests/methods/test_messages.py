@@ -28,7 +28,7 @@ from flower_grid import MemoryGrid, connected, plain_schema
 from helpers import federation
 from planted_mixtures import clusters
 
-BEYOND = 14  # messages beside the rounds and iterations themselves, two of them for what predictions are worth
+BEYOND = 12  # messages beside the rounds and iterations themselves
 ROUNDS, ITERATIONS = 5, 5
 STARTED = ROUNDS + 4  # of mixtures: clients begin twice, and are numbered alike each time
 POOLED, EM = Effort().steps, Effort().rounds  # rounds at most: of one model for all, and of each EM that follows

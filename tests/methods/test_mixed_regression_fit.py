@@ -107,11 +107,11 @@ def test_models_are_the_least_squares_fits_of_the_groups(fitted: Fitted) -> None
 def test_rounds_tell_of_both_phases(fitted: Fitted) -> None:
     first = [r for r in fitted.rounds if "movement" in r.info]
     second = [r for r in fitted.rounds if "loss" in r.info]
-    assert [r.round for r in first] == [1, 2, 3, 4, 5]
-    assert [r.round for r in second] == list(range(7, 27))  # round 6 groups the anchors
+    assert [r.round for r in first] == [0, 1, 2, 3, 4]
+    assert [r.round for r in second] == list(range(6, 26))  # round 5 groups the anchors
     assert {len(r.info["movement"]) for r in first} == {30}  # 10 for each cluster
     assert {len(r.info["spectrum"]) for r in first} == {6}
-    assert "30 anchors make 3 clusters" in next(r for r in fitted.rounds if r.round == 6).info["events"][0]
+    assert "30 anchors make 3 clusters" in next(r for r in fitted.rounds if r.round == 5).info["events"][0]
     assert sum(second[-1].info["sizes"]) == 45
 
 
@@ -326,7 +326,7 @@ def test_other_estimators_with_the_new_options_come_back_too(tmp_path: Path, mod
 def test_the_tables_of_a_run_hold_both_phases(tmp_path: Path) -> None:
     made = written(tmp_path / "run", SITES.clients(), chosen())
     rows = pq.read_table(tmp_path / "run" / "rounds.parquet").to_pylist()
-    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, *range(7, 27)]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, *range(6, 26)]
     assert [row["movement"] is not None for row in rows] == [True] * 5 + [False] * 20
     assert [row["loss"] is None for row in rows] == [True] * 5 + [False] * 20
     assert made.models.descended is not None

@@ -60,6 +60,10 @@ class Anchors:
     further: bool = True
     swaps: bool = True
 
+    def wanted(self, n_clusters: int) -> int:
+        """How many there shall be."""
+        return self.number or _PER_CLUSTER * n_clusters
+
 
 def first_anchors(how: Anchors, n_clusters: int, seed: int) -> Run:
     """Draw anchors among the clients with enough rows.  -> [A] client numbers"""
@@ -71,7 +75,7 @@ def first_anchors(how: Anchors, n_clusters: int, seed: int) -> Run:
 
 def _drawn(ids: Tensor, n: Tensor, draw: Tensor, how: Anchors, n_clusters: int) -> Tensor:
     """Take those with enough rows by their draws, then the largest of the others."""
-    number = how.number or _PER_CLUSTER * n_clusters
+    number = how.wanted(n_clusters)
     least = how.min_rows or _ROWS_PER_CLUSTER * n_clusters
     rank = np.lexsort((draw.numpy(), -np.minimum(n.numpy(), least)))
     rank = rank[n.numpy()[rank] > 1]  # one row has no direction

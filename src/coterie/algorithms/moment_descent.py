@@ -27,7 +27,7 @@ from coterie.algorithms.starts import Start
 from coterie.algorithms.subspace import Subspaces, leading_range, orthogonal_iteration, range_finder
 from coterie.local import Training
 from coterie.models import Dense
-from coterie.protocol import Ask, Lockstep, Replies, Save, Stack, Sum
+from coterie.protocol import Ask, Lockstep, Replies, Save, Stack, Sum, together
 
 __all__ = ["Descent", "State", "mixed_regression", "moment_descent"]
 
@@ -190,19 +190,27 @@ def moment_descent(
     rank = min(n_clusters or descent.max_clusters, model.n_parameters)
     how = descent.anchors
     origin = torch.zeros(model.n_parameters, dtype=model.dtype) if start is None else start.to(model.dtype)
+    found: Subspaces | None = None
     if state is None:
-        anchors = yield from first_anchors(how, n_clusters or descent.max_clusters, seed)
-        state = _with_anchors(_nothing(model, rank), anchors, origin)
+        begun, anyone = _nothing(model, rank), torch.zeros(1, dtype=torch.int64)
+        first: dict[str, Lockstep] = {"anchors": first_anchors(how, n_clusters or descent.max_clusters, seed)}
+        if not descent.noise and not descent.resample:  # whoever the anchors are, all begin at one point
+            first["subspaces"] = _subspaces(_with_anchors(begun, anyone, origin), model, descent, seed)
+        told = yield from together(first, tell=False)
+        found = told.get("subspaces")
+        state = _with_anchors(begun, told["anchors"], origin)
         if descent.noise:  # kept with the state, so that a run that is continued sends the same copies
             state = replace(state, secret=secret or keys.new_secret())
-        yield Save(state, {"events": [] if len(anchors) else ["nobody answered"]})
+        if found is None or not len(state.anchors):
+            yield Save(state, {"events": [] if len(state.anchors) else ["nobody answered"]})
     if not len(state.anchors):
         return state
     grouping = Grouping(descent.delta, how.swaps, descent.max_clusters, descent.noise, state.secret)
     while True:
         last = descent.iterations if state.arrived == 0 else 2 * descent.iterations
         while state.descents < last:
-            state, info = yield from _iteration(state, model, descent, seed)
+            state, info = yield from _iteration(state, model, descent, seed, found)
+            found = None
             yield Save(state, info)
         theta, events = yield from group_anchors(model, state.local, n_clusters, grouping)
         if state.arrived or not how.further:
@@ -232,15 +240,19 @@ def _with_anchors(state: State, anchors: Tensor, origin: Tensor) -> State:
     return replace(state, anchors=torch.cat([state.anchors, anchors]), local=local, basis=basis)
 
 
-def _iteration(state: State, model: Dense, how: Descent, seed: int) -> Run:
-    """Steps 7 to 15 for the anchors on their way: subspaces from everybody, then a step by each anchor.  -> state, info"""
+def _iteration(state: State, model: Dense, how: Descent, seed: int, found: Subspaces | None = None) -> Run:
+    """Steps 7 to 15 for the anchors on their way: subspaces from everybody, then a step by each anchor.  -> state, info
+
+    `found` is the subspace of all anchors, where it is known already.
+    """
     moving = slice(state.arrived, None)
     local, anchors = state.local[moving], state.anchors[moving]
-    found = yield from _subspaces(state, model, how, seed)
+    found = found or (yield from _subspaces(state, model, how, seed))
     t = state.descents
     state = replace(state, descents=t + 1)
     if found is None:
         return state, {"events": ["nobody answered"]}
+    found = Subspaces(found.basis.expand(len(local), -1, -1), found.values.expand(len(local), -1))
     order = anchors.argsort()  # asks name clients in ascending order
     cycle, part = divmod(t, max(how.resample, 1))
     got = yield Ask(
@@ -268,12 +280,15 @@ def _iteration(state: State, model: Dense, how: Descent, seed: int) -> Run:
 
 
 def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
-    """Step 9: the subspaces of all anchors on their way, in the same exchanges.  -> Subspaces, or None if nobody answered"""
+    """Step 9: the subspaces of all anchors on their way, in the same exchanges.  -> Subspaces, or None if nobody answered
+
+    Of anchors that are all at one point, it is one.
+    """
     t, local, before = state.descents, state.local[state.arrived :], state.basis[state.arrived :]
-    together = bool((local == local[0]).all())  # at theta_0 all anchors have one subspace
-    points, rank = local[:1] if together else local, before.shape[-1]
+    alike = bool((local == local[0]).all())  # at theta_0 all anchors have one subspace
+    points, rank = local[:1] if alike else local, before.shape[-1]
     draw = keys.generator(seed, t, "subspace")
-    columns = _columns(how, rank, local)
+    columns = _columns(how, rank, model.n_parameters, alike)
     start = torch.randn(len(points), model.n_parameters, columns, generator=draw, dtype=model.dtype)
     if bool(before.any()):
         start[..., :rank] = before[: len(points)]  # anchors have moved a little only
@@ -294,20 +309,17 @@ def _subspaces(state: State, model: Dense, how: Descent, seed: int) -> Run:
         exchanges = 1  # the start spans everything: more would find the same
     elif find is range_finder and how.at_once:
         find, exchanges = leading_range, 1 if bool(before.any()) else 2
-    found: Subspaces | None = yield from find(multiply, start, rank, exchanges)
-    if found is None or not together:
-        return found
-    return Subspaces(found.basis.expand(len(local), -1, -1), found.values.expand(len(local), -1))
+    return (yield from find(multiply, start, rank, exchanges))
 
 
-def _columns(how: Descent, rank: int, local: Tensor) -> int:
+def _columns(how: Descent, rank: int, size: int, alike: bool) -> int:
     """How many columns are multiplied at a point: more in a single exchange, as long as they are thin."""
     if how.subspace == "orthogonal":
         return rank
-    size, columns = local.shape[1], rank + how.oversampling
+    columns = rank + how.oversampling
     if how.at_once:
-        together = bool((local == local[0]).all())
-        columns = max(columns, min(size // 2, how.exchanges * columns * (len(local) if together else 1)))
+        points = how.anchors.wanted(rank) if alike else 1
+        columns = max(columns, min(size // 2, how.exchanges * columns * points))
     return min(columns, size)
 
 

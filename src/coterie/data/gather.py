@@ -23,7 +23,6 @@ __all__ = ["batch_rows", "gather", "laid_out", "scanned", "times"]
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
-_ROW = "\0row"  # no column of a table is called so
 _MAPPED_ROWS = 1 << 11  # rows written through one mapping: scattered, each may keep a page of the file in memory
 
 
@@ -67,9 +66,10 @@ def gather(
     unknown = seen = 0
     origin = np.empty(layout.n_rows, dtype=np.int32)  # half of what it takes otherwise
     when = None if roles.when is None else np.empty(layout.n_rows)
+    row = max(roles.used, key=len) + "#"  # longer than every column's name, so that none is called so
     for batch, spelled in source.batches(roles.used, rows=batch_rows(max(schema.n_features, len(roles.used)))):
         columns = [*batch.columns, pa.array(np.arange(seen, seen + batch.num_rows))]
-        kept = roles.kept(pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, _ROW]))
+        kept = roles.kept(pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, row]))
         seen += batch.num_rows
         if seen > np.iinfo(origin.dtype).max:
             origin = origin.astype(np.int64)
@@ -82,7 +82,7 @@ def gather(
         if (free > ends).any():
             raise _changed(source)
         _write(x, place, rows)
-        origin[place] = kept.column(_ROW).to_numpy()
+        origin[place] = kept.column(row).to_numpy()
         if when is not None and roles.when is not None:
             when[place] = times(kept.column(roles.when), roles.when, spelled=spelled)
         if y is not None and targets is not None:

@@ -15,7 +15,15 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.data.stand_ins import StandIns
 from coterie.engines.drive import Finished, Program
-from coterie.evaluate import Measured, Placed, measure_ask, measure_own_ask, measure_placed_ask, place_ask
+from coterie.evaluate import (
+    Measured,
+    Placed,
+    measure_ask,
+    measure_own_ask,
+    measure_placed_ask,
+    place_ask,
+    residual_products_ask,
+)  # fmt: skip
 from coterie.methods.base import Score
 from coterie.methods.linear.newton import newton_alone, newton_one
 from coterie.methods.measuring import Entry, Outcome, measure, metric, score
@@ -170,8 +178,9 @@ def _state(made: Prepared) -> Callable[[str], type]:
 
 # -- measuring --------------------------------------------------------------------------------------------------------
 def measure_beside(
-    session: Session, made: Prepared, entry: Entry, name: tuple[str, str], beside: Beside, private: Any = None
-) -> tuple[Outcome, list[Score], dict[str, Tensor], Tensor | None]:
+    session: Session, made: Prepared, entry: Entry, name: tuple[str, str], beside: Beside, private: Any = None, *,
+    unknown: Callable[[Tensor | None], Tensor | None] | None = None,
+) -> tuple[Outcome, list[Score], dict[str, Tensor], Tensor | None]:  # fmt: skip
     """Measure a method and the baselines, in one message if they were fitted together.
 
     -> its outcome, scores, [M] by name, and [P] one model for all where that is a baseline
@@ -184,8 +193,13 @@ def measure_beside(
         The baselines that have been fitted; others are now.
     private : dict or RemoteState, optional
         What clients keep of the method, in place of what `beside` has.
+    unknown : callable, optional
+        Of [P] one model for all, makes the models [K, P] that serve clients of which nothing is known, in some shares.
     """
     kept, later = beside.private if private is None else private, _later(session, made, beside)
+    mixed = None if unknown is None or made.model.loss != "squared" else unknown(later.theta)
+    if mixed is not None:
+        entry = replace(entry, mixed=residual_products_ask(made.model, mixed))
     entries = {"": entry}
     if later.theta is not None:
         entries["global"] = Entry(_GLOBAL, measure_placed_ask(made.model, later.theta[None]))

@@ -51,7 +51,9 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     done = train(session, made, given.start)
     name = (options.method, _title(options, len(done.theta)))
     entry = _entry(made, done.theta)
-    outcome, scores, per_client, _ = measure_beside(session, made, entry, name, done.beside)
+    outcome, scores, per_client, _ = measure_beside(
+        session, made, entry, name, done.beside, unknown=lambda _: done.theta
+    )
     assert outcome.learnt is not None
     found = as_placed(outcome.learnt, made.rows)
     models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)

@@ -177,7 +177,11 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     assert isinstance(found.fit, FromPrior)
     judge, name = found.judge_ask(), (options.method, _title(found.fit))
     entry = Entry(0, judge, found.learn_ask(), more=more_ask(made, judge))
-    outcome, scores, per_client, one = measure_beside(session, made, entry, name, beside)
+    start = found.fit.start
+    outcome, scores, per_client, one = measure_beside(
+        session, made, entry, name, beside,
+        unknown=lambda one: start[None] if options.method != "local" else None if one is None else one[None],
+    )  # fmt: skip
     uncertain, private = keeps_covariance(problem), outcome.private
     found = replace(found, own=found.parts_in(private))
     if uncertain and not isinstance(private, RemoteState):

@@ -41,6 +41,8 @@ class Entry:
         Whether it has something for new clients.
     more : Ask or None
         What else is asked on held-out rows and on those of new clients.
+    mixed : Ask or None
+        What is asked on training rows and on those of new clients, of models that nobody has chosen among.
     """
 
     run: int
@@ -49,6 +51,7 @@ class Entry:
     judged: Callable[[Replies], Measured] | None = None
     newcomers: bool = True
     more: Ask | None = None
+    mixed: Ask | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Outcome:
         What training clients said when they learnt.
     private : dict or RemoteState
         What training clients keep after that.
-    more : dict
+    more, mixed : dict
         What came of what else was asked, on each side.
     """
 
@@ -78,6 +81,7 @@ class Outcome:
     learnt: Replies | None = None
     private: Any = None
     more: dict[str, Replies] = field(default_factory=dict)
+    mixed: dict[str, Replies] = field(default_factory=dict)
 
 
 def measure(session: Session, made: Prepared, entries: Sequence[Entry], private: Any = None) -> list[Outcome]:
@@ -91,7 +95,7 @@ def measure(session: Session, made: Prepared, entries: Sequence[Entry], private:
         learn = {entry.run: replace(entry.learn, fold={}) for entry in new if entry.learn is not None}
         if learn:
             parts["shown"] = On(shown, learn)
-        parts["new"] = On(judged, _then(made, new), after=len(parts) - 1 if learn else None)
+        parts["new"] = On(judged, _then(made, new) | _mixed(new), after=len(parts) - 1 if learn else None)
     answered = dict(zip(parts, session.exchange(list(parts.values())), strict=True))
     sides = {side: got for side, got in answered.items() if side != "shown"}
     variance = {
@@ -106,13 +110,17 @@ def _first(made: Prepared, entries: Sequence[Entry]) -> dict[int, Ask]:
     """What is asked on training rows: everybody learns, and is judged."""
     asks = {entry.run: entry.learn for entry in entries if entry.learn is not None}
     asks |= {slot(entry.run, 1): entry.judge for entry in entries if entry.judged is None}
-    return asks | _targets(made)
+    return asks | _mixed(entries) | _targets(made)
 
 
 def _then(made: Prepared, entries: Sequence[Entry]) -> dict[int, Ask]:
     """What is asked on other rows."""
     more = {slot(entry.run, 2): entry.more for entry in entries if entry.more is not None}
     return {slot(entry.run, 1): entry.judge for entry in entries} | more | _targets(made)
+
+
+def _mixed(entries: Sequence[Entry]) -> dict[int, Ask]:
+    return {slot(entry.run, 3): entry.mixed for entry in entries if entry.mixed is not None}
 
 
 def _targets(made: Prepared) -> dict[int, Ask]:
@@ -127,8 +135,11 @@ def _outcome(entry: Entry, sides: dict[str, Answered], variance: dict[str, float
     found: dict[str, Any] = {side: Measured(**got[at].values) for side, got in sides.items() if at in got.replies}
     if entry.judged is not None and learnt is not None:
         found["train"] = entry.judged(learnt)
-    more = {side: got[slot(entry.run, 2)] for side, got in sides.items() if slot(entry.run, 2) in got.replies}
-    return Outcome(**found, variance=variance, learnt=learnt, private=train.private, more=more)
+    more, mixed = (
+        {side: got[slot(entry.run, part)] for side, got in sides.items() if slot(entry.run, part) in got.replies}
+        for part in (2, 3)
+    )
+    return Outcome(**found, variance=variance, learnt=learnt, private=train.private, more=more, mixed=mixed)
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------

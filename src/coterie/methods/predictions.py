@@ -2,12 +2,12 @@
 """After a fit: what its predictions are worth, for clients of the training, for new ones, and for new ones without labels.
 
 Of classes, probabilities are measured; of numbers, prediction intervals are made, and how much they cover is measured. It
-takes a message, and of numbers a second one, for what rests on all clients' answers to the first.
+takes a message, and with calibration rows one more.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.errors import ConfigError, DataError
-from coterie.evaluate import Measured, measure_mixed_ask
+from coterie.evaluate import Measured, measure_mixed_ask, residual_products_ask
 from coterie.methods.base import Score
 from coterie.methods.intervals import COVERAGE, LEVELS, How, Intervals, client_noise, normal_quantile
-from coterie.methods.measuring import Entry, Outcome, overall
+from coterie.methods.measuring import Entry, Outcome, metric, overall
 from coterie.methods.personal.model import Personal
 from coterie.methods.probabilities import Resampled, class_measures, client_measures
 from coterie.methods.session import Answered, On, Prepared, Session
@@ -60,6 +60,13 @@ class Population:
     def ask(self, made: Prepared) -> Ask:
         """Ask clients how well it serves them."""
         return measure_mixed_ask(made.model, self.theta, self.share)
+
+    def squares(self, products: Replies, over: Literal["client", "row"]) -> Tensor:
+        """Mean squared error, from products of residuals of all models: over clients, or over rows.  []"""
+        there = self.share > 0  # others may have diverged
+        share, found = self.share[there].double(), products[over][there][:, there]
+        mean: Tensor = share @ found @ share / products[f"{over}s"].clamp(min=1)
+        return mean
 
 
 @dataclass(frozen=True)
@@ -192,17 +199,19 @@ def _of_numbers(
     coverage = session.options.predictions.coverage
     levels = tuple(sorted({*LEVELS, coverage})) if coverage is not None else ()
     own = slot(entry.run, 2)
-    judge = None if population is None else population.ask(made)
-    asks: dict[str, dict[int, Ask]] = {side: {} if judge is None else {_RUN: judge} for side in ("train", "new")}
+    asks: dict[str, dict[int, Ask]] = {}
+    if population is not None and not outcome.mixed:  # it rests on what clients have learnt just now
+        asks = {side: {_RUN: residual_products_ask(made.model, population.theta)} for side in ("train", "new")}
     if levels:
         asks["calibration"] = {own: calibrate_ask(entry.judge, levels)}
-        if judge is not None:
-            asks["calibration"][_RUN] = calibrate_ask(judge, levels)
+        if population is not None:
+            asks["calibration"][_RUN] = calibrate_ask(population.ask(made), levels)
     got = _exchange(session, made, entry, outcome.private, asks)
-    intervals = _intervals(made, outcome, population, got, levels, own)
+    mixed = outcome.mixed or {side: got[side][_RUN] for side in ("train", "new") if side in got}
+    intervals = _intervals(made, outcome, population, mixed, got.get("calibration"), levels, own)
     unlabelled = None
-    if judge is not None and "new" in got:
-        unlabelled = overall(made, Measured(**got["new"][_RUN].values))
+    if population is not None and "new" in mixed:
+        unlabelled = float(metric(made, population.squares(mixed["new"], "row")))
     extra: dict[str, Any] = {"intervals": intervals}
     per_client: dict[str, Tensor] = {}
     if not isinstance(made.rows, StandIns) and (made.test is not None or made.newcomers is not None):
@@ -215,8 +224,8 @@ def _of_numbers(
 
 
 def _intervals(
-    made: Prepared, outcome: Outcome, population: Population | None, got: dict[str, Answered], levels: tuple[float, ...],
-    own: int,
+    made: Prepared, outcome: Outcome, population: Population | None, mixed: dict[str, Replies], told: Answered | None,
+    levels: tuple[float, ...], own: int,
 ) -> Intervals:  # fmt: skip
     """What residuals say of how far targets lie from predictions."""
     rows, squares = outcome.train.rows.double(), outcome.train.metric.double()
@@ -227,12 +236,10 @@ def _intervals(
         common = population.noise
     at_new = common
     if population is not None and population.noise is None:
-        there = rows > 0  # clients count alike: the next one is as one of them
-        at_new = float(Measured(**got["train"][_RUN].values).metric.double()[there].mean())
+        at_new = float(population.squares(mixed["train"], "client"))  # clients count alike: the next is as one of them
     found = Intervals(made.rows.names, client_noise(squares, rows, common), at_new)
-    if not levels:
+    if told is None:
         return found
-    told = got["calibration"]
     pooled = {run: pooled_quantiles(told[run]["shares"], float(told[run]["there"]), levels) for run in told.replies}
     nobody = torch.full((len(levels),), torch.inf, dtype=torch.float64)
     return replace(

@@ -2,9 +2,10 @@
 """What do 30 % of bad clients do to the others? Every method, every attack, every way to average.
 
 40 clients with 60 rows (12 of them test rows), 6 features, noise of 0.28 of the signal's deviation; 12 of the clients answer
-wrongly (`bad_replies.py`). The metric is the held-out error of the 28 others: within 10 % of that of a fit without the 12,
-and without bad clients within 1 % of that of plain means, in the median over seeds (one network differs from the next by
-more). Which way of averaging is recommended for a method was fixed on seeds from 1000, and is reported on others.
+wrongly (`bad_replies.py`), of planted groups as many of each: where most of a group are bad, its model is theirs. The metric
+is the held-out error of the 28 others: with every seed within 10 % of that of a fit without the 12; and without bad clients
+within 1 % of that of plain means, in the median over seeds (one network differs from the next by more). Which way of
+averaging is recommended for a method was fixed on seeds from 1000, and is reported on others.
 """
 
 import time
@@ -144,7 +145,9 @@ def _clients(settings: Settings, case: Case, seed: int, *, without_bad: bool) ->
     assert isinstance(rows.x, Tensor)
     assert isinstance(rows.y, Tensor)
     order = torch.randperm(settings.clients, generator=keys.generator(seed, "bad clients")).numpy()
-    bad = order[: round(settings.bad * settings.clients)]
+    group = order % (case.size if case.truth == "clusters" else 1)
+    turn = np.array([(group[:i] == group[i]).sum() for i in range(len(order))])  # the first of every group, then the second
+    bad = order[np.argsort(turn, kind="stable")][: round(settings.bad * settings.clients)]
     there = ~np.isin(rows.owners, bad) if without_bad else np.ones(len(rows.owners), dtype=bool)
     made = from_arrays(
         rows.x.numpy()[there], rows.y.numpy()[there], rows.names[rows.owners][there], task="regression", test_size=0.2,
@@ -191,11 +194,12 @@ def _summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for method, robust in dict.fromkeys((row["method"], row["robust"]) for row in rows):
         mine = [row for row in rows if (row["method"], row["robust"]) == (method, robust)]
-        worst = {row["attack"]: row["excess" if row["attack"] == NOBODY else "worst"] for row in mine}
+        usual = {row["attack"]: row["excess"] for row in mine}
+        worst = max(row["worst"] for row in mine if row["attack"] != NOBODY)
         broken = [row["attack"] for row in mine if not row["holds"]]
         out.append(
             {
-                "method": method, "robust": robust or "-", "recommended": mine[0]["recommended"], **worst,
+                "method": method, "robust": robust or "-", "recommended": mine[0]["recommended"], **usual, "worst": worst,
                 "holds": not broken, "broken": ", ".join(broken) or None,
             }
         )  # fmt: skip
@@ -203,11 +207,12 @@ def _summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 CAPTION = (
-    "largest excess of honest clients' held-out error over seeds: 30 % of the clients answer so, against fits without them\n"
-    "(bar: 10 %); nobody: the median over seeds without bad clients, against plain means (bar: 1 %). *: recommended."
+    "excess of honest clients' held-out error, median over seeds: 30 % of the clients answer so, against fits without them\n"
+    "(worst: of any attack and seed; bar: 10 %); nobody: without bad clients, against means (bar: 1 %). *: recommended."
 )
 COLUMNS = [
     Column("method", "method"), Column("robust", "robust"), Column("recommended", "*", lambda yes: "*" if yes else ""),
     Column(NOBODY, "nobody", ".1%"), *(Column(attack, attack, ".1%") for attack in ATTACKS),
-    Column("holds", "bar", lambda yes: "holds" if yes else "fails"), Column("broken", "broken by"),
+    Column("worst", "worst", ".1%"), Column("holds", "bar", lambda yes: "holds" if yes else "fails"),
+    Column("broken", "broken by"),
 ]  # fmt: skip

@@ -271,15 +271,16 @@ def _first_phase(planted: Planted, how: Methods, seed: int) -> _First:
         return seen(phase, see)
 
     (last,) = InProcess(planted.rows).run([program]).states
-    after: dict[int, float] = {}
+    drawn = states[0].anchors  # the first iteration may be saved with them
+    after = {0: _anchor_error(start.expand(len(drawn), -1), drawn, planted)}
     for state in states:  # at the same iteration, further anchors may have been added, at the start: not yet
-        after.setdefault(state.descents, _anchor_error(state, planted))
+        after.setdefault(state.descents, _anchor_error(state.local, state.anchors, planted))
     return _First(last, [after[t] for t in range(last.descents)], after[how.iterations])
 
 
-def _anchor_error(state: moments.State, planted: Planted) -> float:
+def _anchor_error(local: Tensor, anchors: Tensor, planted: Planted) -> float:
     """Largest distance of an anchor's model to that of its cluster."""
-    return float((state.local - planted.theta[planted.truth[state.anchors]]).norm(dim=1).max())
+    return float((local - planted.theta[planted.truth[anchors]]).norm(dim=1).max())
 
 
 def _programs(

@@ -53,7 +53,10 @@ def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
     found = _models(clients, made, how, state, options)
     judge, name = found.judge_ask(), (options.method, _title(how))
     entry = Entry(0, judge, found.learn_ask(), more=more_ask(made, judge))
-    outcome, scores, per_client, _ = measure_beside(session, made, entry, name, beside, copied(beside.private))
+    outcome, scores, per_client, _ = measure_beside(
+        session, made, entry, name, beside, copied(beside.private),
+        unknown=lambda _: None if found.population is None else found.population[None],
+    )  # fmt: skip
     kept = outcome.private
     found = replace(found, own=found.parts_in(kept))
     if not isinstance(kept, RemoteState):

@@ -48,7 +48,9 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     found = _begun(how, made, done.states[0])
     judge, kept = found.judge_ask(), copied(beside.private)
     entry = Entry(0, judge, found.learn_ask(beside.private), more=more_ask(made, judge))
-    outcome, scores, per_client, one = measure_beside(session, made, entry, (options.method, how.title), beside, kept)
+    outcome, scores, per_client, one = measure_beside(
+        session, made, entry, (options.method, how.title), beside, kept, unknown=lambda one: _one(how, found, one)
+    )
     found = replace(found, own=found.parts_in(outcome.private))
     found = replace(found, population=found.for_all(one) if how.layers else found.theta)
     told = predicted(session, made, entry, outcome, population_of(found))
@@ -108,6 +110,12 @@ def _told(inner: Lockstep, judge: Callable[[Any], dict[str, Any]]) -> Lockstep:
 def _inner(state: Any) -> averaging.State:
     found: averaging.State = state.inner if isinstance(state, srpfl.State) else state
     return found
+
+
+def _one(how: Plan, found: Personal, one: Tensor | None) -> Tensor | None:
+    """What serves clients of which nothing is known, where that does not rest on all clients' own parts.  [1, P]"""
+    theta = one if how.layers else found.theta
+    return None if theta is None else theta[None]
 
 
 def _begun(how: Plan, made: Prepared, state: Any) -> Personal:
