@@ -146,7 +146,9 @@ def _clients(settings: Settings, case: Case, seed: int, *, without_bad: bool) ->
     assert isinstance(rows.y, Tensor)
     order = torch.randperm(settings.clients, generator=keys.generator(seed, "bad clients")).numpy()
     group = order % (case.size if case.truth == "clusters" else 1)
-    turn = np.array([(group[:i] == group[i]).sum() for i in range(len(order))])  # the first of every group, then the second
+    turn = np.array(
+        [(group[:i] == group[i]).sum() for i in range(len(order))]
+    )  # the first of every group, then the second
     bad = order[np.argsort(turn, kind="stable")][: round(settings.bad * settings.clients)]
     there = ~np.isin(rows.owners, bad) if without_bad else np.ones(len(rows.owners), dtype=bool)
     made = from_arrays(
