@@ -47,7 +47,6 @@ __all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "problem_of
 
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
 CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
-_SHORT = 7  # steps of clusterings in further deals, as most take: no message waits for those that take more
 _MIXTURE_ROWS = 2000  # of a client that mixtures are fitted to and judged by, at most
 
 
@@ -119,13 +118,10 @@ def fitted(
     Deals do not wait for each other, and share their messages. Only the first has a fit to all rows.
     """
     tasks = [task, *(task.dealt(again) for again in range(1, deals))]
-    short = replace(effort, steps=min(effort.steps, _SHORT)) if task.problem.is_regression else effort
-    efforts = [effort, *(short for _ in tasks[1:])]
     few = [one.rows.thinned(_MIXTURE_ROWS, seed=one.seed) for one in tasks]
     mixed, apart = "mixture" in wanted and task.problem.is_regression, few[0] is not task.rows
     programs = [
-        _structures(one, wanted, own, mixed and not apart, placed=one is task, shaped=one is task)
-        for one, own in zip(tasks, efforts, strict=True)
+        _structures(one, wanted, effort, mixed and not apart, placed=one is task, shaped=one is task) for one in tasks
     ]
     found = _run_deals(tasks, "structures", programs, effort.messages)
     if mixed and apart:  # large clients: on some of their rows

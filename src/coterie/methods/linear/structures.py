@@ -48,6 +48,7 @@ class Effort:
     rounds: int = 16  # of EM, for models around a common one
     mixture_rounds: int = 40
     steps: int = 20  # of Newton's method and of clustering
+    growing: int = 8  # of them, before a further cluster is added: what is left is done beside that
     starts: int = 5  # of every further cluster, and of mixtures
     max_clusters: int = 8
     max_rank: int = 8
@@ -56,8 +57,7 @@ class Effort:
     @property
     def messages(self) -> int:
         """About how many it takes to fit all structures side by side: clusters come after shrunk models."""
-        steps = min(self.steps, 7)  # of most clusterings
-        return 6 + steps + 2 * self.rounds + (self.max_clusters - 1) * (2 + steps) + steps
+        return 6 + self.growing + 2 * self.rounds + (self.max_clusters - 1) * (2 + self.growing) + self.growing
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,8 @@ def clusters(
         if k > 2:
             programs["judged"] = _polished(grown, how)
         if k <= most:
-            programs["grown"] = newton_ifca(None, start=grown, n_clusters=k, starts=effort.starts, seed=seed, **how)
+            some = how | {"rounds": effort.growing, "starts": effort.starts, "seed": seed}
+            programs["grown"] = newton_ifca(None, start=grown, n_clusters=k, **some)
         found = yield from together(programs)
         grown = found.get("grown", grown)
         if k > 2:
