@@ -173,3 +173,9 @@ def test_commands_are_called_like_the_studies_they_run() -> None:
     )  # fmt: skip
     rotated = {task.name for task in (rotated_tasks.MNIST, rotated_tasks.DIGITS, rotated_tasks.CIFAR)}
     assert {*mixture_tasks.TASKS, *(module.NAME for module in modules), *rotated} == studies.keys()
+
+
+def test_fits_begin_without_what_is_slow_to_load_and_seldom_needed() -> None:
+    code = "import sys, coterie.runs.auto; print(*({'scipy.stats', 'scipy.optimize', 'sklearn.metrics'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()

@@ -28,7 +28,7 @@ from coterie.engines.screening import (
 )
 from coterie.local import Training
 from coterie.models import linear_regression
-from coterie.protocol import Ask, Block, Fold, Limit, Mean, RowProduct, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, Block, Fold, Limit, Mean, RowProduct, Save, Stack, Sum, Tensors, WeightedMean
 from coterie.studies.bad_replies import answering_wrongly
 from helpers import assert_same_state, federation, ragged
 
@@ -190,6 +190,25 @@ def test_nobody_is_left_out_where_what_was_sent_is_not_finite() -> None:
     question = replace(ask(Sum()), shared={"theta": torch.tensor([math.inf])})
     made.run([lambda state: one_ask(question, seen)])
     assert not len(seen[0].missing)
+
+
+@pytest.mark.parametrize("before", [[], [[0.0] * 7]])
+def test_a_round_is_the_same_whether_the_one_before_diverged_or_not(before: list[list[float]]) -> None:
+    """A run that diverges is asked at once as if it still does, and then again: as often as it takes."""
+    made, seen = engine([*HONEST, 4000.0, 1.0]), list[Any]()
+
+    def rounds(state: Any) -> Any:
+        for factor in (*before, [0.0] * 7, [1.0] * 6 + [0.0], [0.0] * 7):
+            how = {"factor": torch.tensor(factor, dtype=torch.float64)}
+            seen.append((yield Ask(times, how, {"value": Sum()}, limits={"value": LIMIT})))
+            yield Save(None)
+
+    with pytest.warns(ClientWarning):
+        made.run([rounds])
+    *first, recovered, last = seen
+    assert all(got.n == 7 and got["value"].isnan().all() for got in (*first, last))
+    assert recovered.left_out == {5: "'value' is far longer than others'", 6: "'value' is not finite"}
+    assert float(recovered["value"]) == pytest.approx(sum(HONEST), abs=1e-12)
 
 
 def lengths_in(length: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from coterie.protocol import Ask, Block, Limit, Lowest, RowProduct
 
 __all__ = [
     "Bounds", "ClientWarning", "Look", "bounds_after", "counts_of", "left_out_text", "lengths_of", "longest", "look",
-    "was_sent_finite",
+    "most_are_wild", "was_sent_finite",
 ]  # fmt: skip
 
 _LEAST = 5  # clients from which others' lengths say something
@@ -71,12 +71,15 @@ class Look:
         (run, client's place, reason) of who does not.
     lengths : dict
         Field -> [S, C] length, 0 where nothing can be said.
+    wild : Tensor
+        [S] how many clients' numbers are not finite, whether they count or not.
     """
 
     reply: dict[str, Any]
     keep: Tensor
     why: list[tuple[int, int, str]]
     lengths: dict[str, Tensor]
+    wild: Tensor
 
 
 def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) -> Look:
@@ -84,6 +87,7 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) ->
     reply, weights, n = dict(reply), _weights(ask), block.n
     sent = list(dict.fromkeys([*ask.fold, *(name for how in ask.fold.values() for name in how.needs)]))
     keep = torch.ones(len(bounds), len(n), dtype=torch.bool)
+    tame = keep
     why: list[tuple[int, int, str]] = []
     lengths: dict[str, Tensor] = {}
 
@@ -101,6 +105,7 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) ->
             continue
         finite = _finite(numbers)  # [S, C]
         if limit is None or limit.finite:
+            tame = tame & finite
             leave_out(~finite & strict, f"'{name}' {_NOT_FINITE}")
         if name in weights:
             leave_out((numbers.reshape(*numbers.shape[:2], -1).amin(2) < 0) & strict, f"'{name}' is negative")
@@ -116,7 +121,8 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) ->
         clip = torch.tensor([b.clip.get(name, math.inf) for b in bounds], dtype=torch.float64)[:, None]
         if bool((length > clip).any()):
             reply[name] = _times(value, torch.where(length > clip, clip / length, 1.0))
-    return Look(reply, keep, why, {name: torch.where(keep, length, 0.0) for name, length in lengths.items()})
+    lengths = {name: torch.where(keep, length, 0.0) for name, length in lengths.items()}
+    return Look(reply, keep, why, lengths, (~tame).sum(1))
 
 
 def was_sent_finite(ask: Ask) -> bool:
@@ -132,7 +138,9 @@ def _finite(numbers: Tensor) -> Tensor:
     """[S, C] whether all of a client's numbers are finite: sums tell in one pass, unless they overflow."""
     flat = numbers.reshape(*numbers.shape[:2], -1)
     finite = flat.sum(2).isfinite()
-    return finite if bool(finite.all()) else flat.isfinite().all(2)
+    if not bool(finite.all()):
+        finite[~finite] = flat[~finite].isfinite().all(1)
+    return finite
 
 
 def _weights(ask: Ask) -> set[str]:
@@ -153,10 +161,11 @@ def _length(value: Tensor | RowProduct, block: Block) -> Tensor:
 def _norm(values: Tensor) -> Tensor:
     """[S, C, ...] -> [S, C]"""
     flat = values.reshape(*values.shape[:2], -1)
-    norm: Tensor = torch.linalg.vector_norm(flat, dim=2)
-    if flat.dtype != torch.float64 and not bool(norm.isfinite().all()):  # squares overflow where values do not
-        norm = torch.linalg.vector_norm(flat, dim=2, dtype=torch.float64)
-    return norm.to(torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(flat, dim=2).to(torch.float64)
+    over = ~norm.isfinite()
+    if flat.dtype != torch.float64 and bool(over.any()):  # squares overflow where values do not
+        norm[over] = torch.linalg.vector_norm(flat[over], dim=1, dtype=torch.float64)
+    return norm
 
 
 def _negative(value: Any, length: Tensor, limit: Limit) -> Tensor:
@@ -199,8 +208,7 @@ def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str
     n_clients : int
         That were asked.
     """
-    wild = sum(why.endswith(_NOT_FINITE) for why in left_out)
-    if wild and 2 * wild >= n_clients:
+    if most_are_wild(sum(why.endswith(_NOT_FINITE) for why in left_out), n_clients):
         return Bounds(everyone=True)
     clip, out = {}, {}
     for name, counts in lengths.items():
@@ -214,6 +222,11 @@ def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str
         if most >= beyond:
             out[name] = beyond
     return Bounds(clip, out) if clip or out else None
+
+
+def most_are_wild(wild: int, n_clients: int) -> bool:
+    """Whether so many clients' numbers are not finite that the fault is not theirs."""
+    return wild > 0 and n_clients <= 2 * wild
 
 
 def longest(counts: Tensor | None) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.engines.screening import Bounds, bounds_after, counts_of, lengths_of, look, was_sent_finite
+from coterie.engines.screening import Bounds, bounds_after, counts_of, lengths_of, look, most_are_wild, was_sent_finite
 from coterie.errors import RunError
 from coterie.protocol import Ask, Block, ByCluster, Individual, RowProduct, Tensors, run_of
 from coterie.threads import for_work
@@ -38,6 +38,8 @@ class Answer:
         Client -> why its answer does not count.
     lengths : dict
         Field -> clients counted by the length of their values: see `coterie.engines.screening`.
+    wild : int
+        Clients of this worker whose numbers are not finite, whether they count or not.
     """
 
     parts: dict[str, Tensors]
@@ -46,6 +48,7 @@ class Answer:
     bytes_down: int | None = None
     left_out: dict[int, str] = field(default_factory=dict)
     lengths: Tensors = field(default_factory=dict)
+    wild: int = 0
 
 
 class Worker:
@@ -65,25 +68,45 @@ class Worker:
         self.private: dict[int, Tensors] = {}  # run -> name -> [M, ...]
         self.least_clients = 1  # behind a sum of some of the clients, such as those of a cluster
         self._cuts: list[_Cut] = []
+        self._diverged: set[int] = set()  # slots where most clients' numbers were not finite the last time
         self._own: set[tuple[int, str]] = set()  # private state that this answer has copied: the former can be restored
 
     def screened(self, asks: Mapping[int, Ask], ids: Tensor) -> dict[int, Answer]:
-        """Put every run's ask to all the clients that there are, and once more where somebody's answer is absurd."""
+        """Put every run's ask to all the clients that there are, and once more where somebody's answer is absurd.
+
+        A run that has diverged is asked at once as if it still does, and again if it does not.
+        """
         before = {run: dict(kept) for run, kept in self.private.items()}
-        answers = self.answer(asks, ids)
-        bounds = {
-            at: found
+        bounds = {at: Bounds(everyone=True) for at in asks if at in self._diverged}
+        answers = self.answer(asks, ids, bounds)
+        wrong = {at for at in bounds if not most_are_wild(answers[at].wild, len(ids))}
+        bounds = {at: found for at, found in bounds.items() if at not in wrong}
+        answers |= self._again(asks, ids, bounds, wrong, before)
+        found = {
+            at: bounds_after(ask, answers[at].lengths, answers[at].left_out.values(), len(ids))
             for at, ask in asks.items()
-            if (found := bounds_after(ask, answers[at].lengths, answers[at].left_out.values(), len(ids)))
+            if at not in bounds
         }
-        runs = {run_of(at) for at in bounds}
+        beyond = {at: one for at, one in found.items() if one is not None}
+        bounds |= beyond
+        answers |= self._again(asks, ids, bounds, beyond, before)
+        diverge = {at for at, one in bounds.items() if one.everyone}
+        self._diverged = (self._diverged - asks.keys()) | diverge
+        return answers
+
+    def _again(
+        self, asks: Mapping[int, Ask], ids: Tensor, bounds: Mapping[int, Bounds], some: Iterable[int],
+        before: Mapping[int, Tensors],
+    ) -> dict[int, Answer]:  # fmt: skip
+        """Ask once more, from what clients kept before, the runs of some of the slots."""
+        runs = {run_of(at) for at in some}
         if not runs:
-            return answers
+            return {}
         for run in runs:
             self.private.pop(run, None)
             if run in before:
                 self.private[run] = before[run]
-        return answers | self.answer({at: ask for at, ask in asks.items() if run_of(at) in runs}, ids, bounds)
+        return self.answer({at: ask for at, ask in asks.items() if run_of(at) in runs}, ids, bounds)
 
     def answer(
         self, asks: Mapping[int, Ask], ids: Tensor, bounds: Mapping[int, Bounds] | None = None
@@ -200,6 +223,7 @@ class _Lockstep:
         self._strands = [_Strand(slice(0, len(asks)), counted)]
         self._left_out: list[dict[int, str]] = [{} for _ in asks]
         self._lengths: Tensors = {}  # field -> [S, B]
+        self._wild = torch.zeros(len(asks), dtype=torch.int64)
 
     def refuse_fewer(self, least: int) -> None:
         """Refuse to answer with a sum over fewer clients, but for sums over nobody."""
@@ -215,6 +239,7 @@ class _Lockstep:
     def take(self, block: Block, reply: dict[str, Any]) -> None:
         """Fold a block's replies, of all runs at once, into what came before; who is left out differs between runs."""
         seen = look(self.ask, self.bounds, reply, block)
+        self._wild += seen.wild
         for s, c, why in seen.why:
             self._left_out[s][int(block.ids[c])] = why
         for name, length in seen.lengths.items():
@@ -235,7 +260,7 @@ class _Lockstep:
                 at = slice(s - strand.runs.start, s - strand.runs.start + 1)
                 own = {name: {k: v[at] for k, v in part.items()} for name, part in parts.items()}
                 lengths = {name: lengths_of(counts[s]) for name, counts in self._lengths.items()}
-                found[self.runs[s]] = Answer(own, ids, strand.up, None, self._left_out[s], lengths)
+                found[self.runs[s]] = Answer(own, ids, strand.up, None, self._left_out[s], lengths, int(self._wild[s]))
         return found
 
 

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
@@ -316,6 +315,8 @@ def _profile(fit: object, problem: Problem, scaling: Scaling) -> np.ndarray:
 
 def _matched(labels: np.ndarray, final: np.ndarray, k: int) -> np.ndarray:
     """Rename labels so that they agree with the final ones as often as can be."""
+    from scipy.optimize import linear_sum_assignment  # here: it is slow to load, and groups alone need it
+
     together = np.zeros((k, k), dtype=np.int64)
     np.add.at(together, (labels, final), 1)
     rename = np.empty(k, dtype=np.int64)
