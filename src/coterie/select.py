@@ -67,12 +67,13 @@ def as_good(scores: Tensor, *, errors: float = 1.0, tolerance: float = 0.0, tie:
     means = scores.nanmean(1).nan_to_num(nan=-math.inf)
     at = int(means.argmax())
     rounding = tie * abs(float(means[at])) + 1e-12
-    out = []
-    for score, mean in zip(scores, means.tolist(), strict=True):
-        behind, error = mean_and_error(scores[at] - score)
-        within = max(0.0 if math.isnan(error) else errors * error, tolerance)
-        out.append(math.isfinite(mean) and behind <= within + rounding)
-    return out
+    gap = scores[at] - scores
+    n, behind = (~gap.isnan()).sum(1), gap.nanmean(1)
+    square = (gap - behind[:, None]).square().nansum(1)
+    error = (square / (n - 1).clamp(min=1) / n.clamp(min=1)).sqrt()  # 0 for a single client
+    within = (errors * error).clamp(min=tolerance)
+    good: list[bool] = (behind.isfinite() & (behind <= within + rounding)).tolist()
+    return good
 
 
 def simplest(scores: Tensor, *, eligible: Sequence[bool] = (), **how: float) -> int:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import min_weight_full_bipartite_matching  # scipy.optimize's is slow to load
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
@@ -315,12 +317,10 @@ def _profile(fit: object, problem: Problem, scaling: Scaling) -> np.ndarray:
 
 def _matched(labels: np.ndarray, final: np.ndarray, k: int) -> np.ndarray:
     """Rename labels so that they agree with the final ones as often as can be."""
-    from scipy.optimize import linear_sum_assignment  # here: it is slow to load, and groups alone need it
-
-    together = np.zeros((k, k), dtype=np.int64)
+    together = np.ones((k, k), dtype=np.int64)  # more than none: what is zero is no pair
     np.add.at(together, (labels, final), 1)
     rename = np.empty(k, dtype=np.int64)
-    found, true = linear_sum_assignment(together, maximize=True)
+    found, true = min_weight_full_bipartite_matching(csr_array(together), maximize=True)
     rename[found] = true
     out: np.ndarray = rename[labels]
     return out
