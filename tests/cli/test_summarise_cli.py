@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from command import coterie, refused
+from coterie import read
+from coterie.selection import compare
 from sites import Sites, planted_table, written
 
 ROWS = ("--client", "who", "--target", "y")
@@ -70,7 +72,10 @@ def test_no_client_is_new_where_files_do_not_say_what_it_would_show(sites: Sites
 def test_the_best_structure_is_compared_and_fitted_at_once(sites: Sites, tmp_path: Path) -> None:
     said = coterie("fit", sites.summaries, "--method", "auto", "--no-baselines", "--json", "--out", tmp_path / "auto")
     assert said.code == 0, said.err
-    assert json.loads(said.out)["method"] == "ifca"
+    rows = read(sites.pooled, client="who", target="y")
+    of_sums = ("global", "clusters", "local", "shrunk", "representation")
+    found = compare(rows, structures=of_sums)
+    assert json.loads(said.out)["method"] == found[found.chosen].fit.method
 
 
 @pytest.mark.parametrize(

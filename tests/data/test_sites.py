@@ -75,7 +75,7 @@ def test_what_the_file_reveals_counts_clients_with_few_rows(tmp_path: Path) -> N
     pc.write_csv(pa.table({"who": owner, "x": draw.normal(size=206), "y": draw.normal(size=206)}), tmp_path / "a.csv")
     said = summarise(tmp_path / "a.csv", tmp_path / "a.json", client="who", target="y").reveals()
     assert said == [
-        "means, variances and correlations of 2 numbers, for 2 clients in 8 parts each",
+        "means, variances and correlations of 2 numbers, for 2 clients in 13 parts each",
         "1 of 2 clients have a part with fewer rows than columns + 1 (3): its rows can be reconstructed in part",
         "1 of 2 clients have a part of a single row, which can be read off",
     ]
@@ -87,6 +87,7 @@ def test_what_the_file_reveals_counts_clients_with_few_rows(tmp_path: Path) -> N
         ({"missing": "mean"}, "filled with the mean of all sites"),
         ({"target": "ward"}, "has classes"),
         ({"folds": 1}, "folds is 1"),
+        ({"deals": 3}, "deals is 3"),
         ({"digits": 0}, "digits is 0"),
         ({"few_shot": 0}, "few_shot is 0"),
         ({"out": "site.csv"}, "is called otherwise"),

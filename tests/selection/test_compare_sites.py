@@ -44,16 +44,26 @@ def clients(sites: Sites) -> coterie.Clients:
     return coterie.read(sites.summaries, new_clients=0.2, seed=2)
 
 
-def test_planted_groups_are_found_as_on_the_rows(sites: Sites, clients: coterie.Clients) -> None:
+@pytest.mark.parametrize("deals", [1, 2])
+def test_planted_groups_are_found_as_on_the_rows(sites: Sites, clients: coterie.Clients, deals: int) -> None:
     pooled = coterie.read(sites.pooled, client="who", target="y", new_clients=0.2, seed=2)
-    ours = compare(clients, quick=True, seed=2)
-    rows = compare(pooled, quick=True, seed=2, structures=FROM_SUMS)
+    ours = compare(clients, quick=True, seed=2, deals=deals)
+    rows = compare(pooled, quick=True, seed=2, deals=deals, structures=FROM_SUMS)
     assert ours.chosen == "clusters"
     assert_same(ours, rows)
     assert "Mixtures within clients were not compared" in ours.notes[-1]
     models = [fit_chosen(some, ours).models for some in (clients, pooled)]
     assert models[0].placed.label.tolist() == models[1].placed.label.tolist()
     np.testing.assert_allclose(models[0].theta, models[1].theta, atol=1e-8)
+
+
+def test_rows_are_dealt_twice_if_the_files_say_how(sites: Sites, clients: coterie.Clients, tmp_path: Path) -> None:
+    few: dict[str, Any] = {"seed": 2, "max_clusters": 2, "max_rank": 1, "repetitions": 0}
+    assert compare(clients, **few).settings["deals"] == 2
+    for number, table in enumerate(sites.tables):
+        coterie.summarise(table, tmp_path / f"{number}.json", client="who", target="y", seed=2, deals=1)
+    once = compare(coterie.read(tmp_path, seed=2), **few)
+    assert once.settings["deals"] == 1
 
 
 def test_schools_are_compared_as_on_the_rows(shared_data: Path, tmp_path: Path) -> None:

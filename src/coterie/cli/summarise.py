@@ -29,6 +29,7 @@ def summarise_command(
     ] = None,
     test_size: Annotated[float, typer.Option(help="Share of each client's rows to hold out.")] = 0.2,
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation.")] = 5,
+    deals: Annotated[int, typer.Option(help="How often rows are dealt to folds: 2, or 1, which reveals less.")] = 2,
     seed: Annotated[int, typer.Option(help="Random seed; the same at all sites.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +39,7 @@ def summarise_command(
     site = summarise(
         data, out_, client=client, target=target, exclude=exclude or (), categorical=categorical or (),
         missing=missing, task=task, min_rows=min_rows, test_size=test_size, folds=folds,  # type: ignore[arg-type]
-        few_shot=few_shot, seed=seed, digits=digits,
+        few_shot=few_shot, deals=deals, seed=seed, digits=digits,
     )  # fmt: skip
     if as_json:
         print(json.dumps({"file": str(out_), "clients": len(site.names), "reveals": site.reveals()}, indent=2))

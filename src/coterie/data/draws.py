@@ -6,9 +6,23 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["CALIBRATION", "FOLDS", "SUPPORT", "VALIDATION", "First", "Fold", "Rule", "Share", "fold_of"]
+__all__ = [
+    "CALIBRATION",
+    "DEALS",
+    "FOLDS",
+    "NEXT_DEAL",
+    "SUPPORT",
+    "VALIDATION",
+    "First",
+    "Fold",
+    "Rule",
+    "Share",
+    "fold_of",
+]
 
 FOLDS = 5  # of the cross-validation within clients
+DEALS = 2  # of rows to folds, over which scores are averaged
+NEXT_DEAL = 1_000_003  # from the seed of one deal to that of the next
 CALIBRATION = 0.2  # rows held out of training to calibrate prediction intervals
 VALIDATION = 0.2  # rows held out of training to choose among starts and penalties
 SUPPORT = 0.5  # rows of a new client that place it; the others judge

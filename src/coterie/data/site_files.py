@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from torch import Tensor
 
 from coterie.data.clients import left_out
-from coterie.data.draws import First, Fold, Rule, Share
+from coterie.data.draws import DEALS, NEXT_DEAL, First, Fold, Rule, Share
 from coterie.data.moments import Moments, spectrum
 from coterie.data.schema import Column, Missing, Schema
 from coterie.errors import DataError
@@ -34,6 +34,7 @@ _ABOUT = {
     "part": "rows: how many. mean: of every number. products: sums over the rows of (number i - mean i) times "
     "(number j - mean j), the lower triangle.",
     "folds": "The training rows, dealt to folds.",
+    "folds_again": "The training rows again, dealt to folds another time.",
     "test": "The rows that nothing is trained on.",
     "validation": "The training rows again: most of them, and the others, by which starts and penalties are chosen.",
     "few_shot": "All rows again, as if the client were new: those that judge, and the few that it shows.",
@@ -56,6 +57,7 @@ class Drawn(_Model):
     seed: int = Field(0, ge=0)
     test_size: float = Field(0.2, ge=0, lt=1)
     folds: int = Field(ge=2, le=100)
+    deals: int = Field(1, ge=1, le=DEALS)
     validation: float = Field(gt=0, lt=1)
     few_shot: int | None = Field(None, ge=1, le=1_000_000)
     support: float = Field(gt=0, lt=1)
@@ -65,13 +67,19 @@ class Drawn(_Model):
         """Division -> how rows are taken, in the order of the file."""
         rules: dict[str, Rule] = {"folds": Fold(0, self.folds), "test": Share(self.test_size)}
         rules["validation"] = Share(self.validation)
+        if self.deals > 1:
+            rules["folds_again"] = Fold(0, self.folds)
         if self.few_shot is not None:
             rules |= {"few_shot": First(self.few_shot), "support": Share(self.support)}
         return rules
 
     def n_parts(self, division: str) -> int:
         """How many parts a division has: the training rows, which are left by `test`, are in the folds."""
-        return {"folds": self.folds, "test": 1}.get(division, 2)
+        return {"folds": self.folds, "folds_again": self.folds, "test": 1}.get(division, 2)
+
+    def seed_of(self, division: str) -> int:
+        """By which rows are divided."""
+        return self.seed + NEXT_DEAL if division == "folds_again" else self.seed
 
 
 class _Part(_Model):
@@ -85,6 +93,7 @@ class _Client(_Model):
     folds: _List[_Part]
     test: _List[_Part]
     validation: _List[_Part]
+    folds_again: _List[_Part] = Field(default_factory=list)
     few_shot: _List[_Part] = Field(default_factory=list)
     support: _List[_Part] = Field(default_factory=list)
 
@@ -130,7 +139,8 @@ class Site:
     drawn : Drawn
         How rows were divided.
     moments : dict
-        Division -> sums of its parts: "folds", "test", "validation", and "few_shot" and "support" for new clients.
+        Division -> sums of its parts: "folds", "test", "validation", with a second deal "folds_again", and "few_shot" and
+        "support" for new clients.
     digits : int or None
         To which numbers were rounded.
     dropped_rows, dropped_clients : int
@@ -187,7 +197,7 @@ class Site:
             {"name": c.name} if c.kind == "numeric" else {"name": c.name, "levels": list(c.levels)}
             for c in self.schema.columns
         ]
-        unused = {"few_shot", "support"} - self.moments.keys()
+        unused = {"folds_again", "few_shot", "support"} - self.moments.keys()
         about = {name: said for name, said in _ABOUT.items() if name not in unused}
         head = {
             "format": "coterie site summary",
@@ -342,7 +352,7 @@ def _check_totals(where: str, site: Site) -> None:
     moments = site.moments
     train = moments["folds"]
     every = Moments.side_by_side([train, moments["test"]])
-    pairs = {"validation": train, "few_shot": every, "support": every}
+    pairs = {"validation": train, "folds_again": train, "few_shot": every, "support": every}
     for name, other in pairs.items():
         if name in moments:
             one, two = _about_zero(moments[name]), _about_zero(other)

@@ -15,27 +15,32 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.data.clients import Clients
-from coterie.data.draws import SUPPORT, VALIDATION
+from coterie.data.draws import DEALS, SUPPORT, VALIDATION
 from coterie.data.moments import Moments, moments_of
 from coterie.data.ragged import Ragged, lots, newcomers_below
 from coterie.data.schema import Schema, disagreement, joined
 from coterie.data.site_files import MOST_NUMBERS, Drawn, Site, read_site
 from coterie.data.sources import is_table
-from coterie.data.stand_ins import Division, StandIns
+from coterie.data.stand_ins import FOLDS_AGAIN, Division, StandIns
 from coterie.errors import ConfigError, DataError
 
 __all__ = ["few_shot_of", "read_sites", "site_files", "summed"]
 
 _MOST_MADE = 1 << 27  # numbers of rows, or of sums, that are held at once: 1 GiB
-_PURPOSES = {"folds": "folds", "validation": "validation", "few_shot": "few shots", "support": "support"}
+_PURPOSES = {
+    "folds": "folds", "folds_again": FOLDS_AGAIN, "validation": "validation", "few_shot": "few shots", "support": "support",
+}  # fmt: skip
 
 
 # -- at the site ------------------------------------------------------------------------------------------------------
-def summed(clients: Clients, *, seed: int, test_size: float, folds: int, few_shot: int | None) -> Site:
+def summed(
+    clients: Clients, *, seed: int, test_size: float, folds: int, few_shot: int | None, deals: int = DEALS
+) -> Site:
     """Sum the rows of clients of whom nothing is held out yet, in all the ways in which they will be divided."""
     drawn = Drawn(
-        seed=seed, test_size=test_size, folds=folds, validation=VALIDATION, few_shot=few_shot, support=SUPPORT
-    )
+        seed=seed, test_size=test_size, folds=folds, deals=deals, validation=VALIDATION, few_shot=few_shot,
+        support=SUPPORT,
+    )  # fmt: skip
     rules, rows, size = drawn.rules, clients.train, clients.schema.n_features + 1
     if size > MOST_NUMBERS:
         raise DataError(f"rows have {size} numbers; the limit is {MOST_NUMBERS}", "leave columns out with --exclude")
@@ -45,6 +50,8 @@ def summed(clients: Clients, *, seed: int, test_size: float, folds: int, few_sho
         "test": [test],
         "validation": train.divide(rules["validation"], seed=seed, purpose="validation"),
     }
+    if deals > 1:
+        parts["folds_again"] = [own for _, own in train.fold_by_fold(folds, seed=drawn.seed_of("folds_again"))]
     for name in ("few_shot", "support"):
         if name in rules:
             parts[name] = rows.divide(rules[name], seed=seed, purpose=_PURPOSES[name])
@@ -108,9 +115,10 @@ def _joined(sites: Sequence[Site], *, new_clients: float = 0.0, min_rows: int = 
             f"holding out {new_clients:g} of the clients leaves no clients to train on", "lower --new-clients"
         )
     test = StandIns.of(names[old], moments["test"].clients(old))
+    divisions = tuple(name for name in ("folds", "folds_again", "validation") if name in moments)
     return Clients(
         schema,
-        _rows(names, moments, drawn, ("folds", "validation"), old, draw="validation"),
+        _rows(names, moments, drawn, divisions, old, draw="validation"),
         test if test.layout.n_rows else None,
         _rows(names, moments, drawn, ("few_shot", "support"), np.flatnonzero(new)) if new.any() else None,
         dropped_rows=sum(site.dropped_rows for site in sites),
@@ -124,7 +132,7 @@ def _rows(
 ) -> StandIns:  # fmt: skip
     """Rows of some clients, which can be divided in these ways, and by the clients themselves in the one of `draw`."""
     some = {name: moments[name].clients(ids) for name in divisions}
-    known = {_PURPOSES[name]: Division(drawn.rules[name], drawn.seed, one) for name, one in some.items()}
+    known = {_PURPOSES[name]: Division(drawn.rules[name], drawn.seed_of(name), one) for name, one in some.items()}
     return StandIns.for_draw(names[ids], known, draw) if draw else StandIns.of(names[ids], some[divisions[0]], known)
 
 

@@ -19,8 +19,9 @@ from coterie.data.ragged import Ragged
 from coterie.errors import ConfigError
 from coterie.protocol import Step
 
-__all__ = ["Division", "StandIns", "needs_rows"]
+__all__ = ["FOLDS_AGAIN", "Division", "StandIns", "needs_rows"]
 
+FOLDS_AGAIN = "folds again"  # the purpose of a second deal of the rows to folds
 _Change = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | None]  # of features, and of targets
 
 _NOBODY = Moments(*(torch.zeros(0, 0, *size) for size in ((), (0,), (0, 0))))
@@ -114,7 +115,9 @@ class StandIns(Ragged):
     def with_folds(self, n_folds: int, *, seed: int, test: Ragged | None = None) -> "StandIns":
         """Number rows by the folds that they were summed in, with the same clients' test rows beside them."""
         assert test is None or isinstance(test, StandIns)
-        own = self.moments.together() if n_folds == 1 else self._divided(Fold(0, n_folds), seed, "folds")
+        second = self.divisions.get(FOLDS_AGAIN)
+        purpose = FOLDS_AGAIN if second is not None and second.seed == seed else "folds"
+        own = self.moments.together() if n_folds == 1 else self._divided(Fold(0, n_folds), seed, purpose)
         beside = [] if test is None else [test.moments.together()]
         return self._made(Moments.side_by_side([own, *beside]), folds=True)
 

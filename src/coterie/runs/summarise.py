@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from coterie.data.draws import FOLDS
+from coterie.data.draws import DEALS, FOLDS
 from coterie.data.readers import read
 from coterie.data.schema import Missing, Task
 from coterie.data.site_files import Site
@@ -31,6 +31,7 @@ def summarise(
     test_size: float = 0.2,
     folds: int = FOLDS,
     few_shot: int | None = None,
+    deals: int = DEALS,
     seed: int = 0,
     digits: int | None = None,
 ) -> Site:
@@ -46,12 +47,14 @@ def summarise(
     out : str or Path
         The file to write; it ends in ``.json``.
     client, target, features, exclude, categorical, missing, task, min_rows, test_size, seed
-        As for `read`. All sites must give the same `seed`, `test_size`, `folds` and `few_shot`. What is missing cannot be
-        filled with a mean that is not known yet.
+        As for `read`. All sites must give the same `seed`, `test_size`, `folds`, `deals` and `few_shot`. What is
+        missing cannot be filled with a mean that is not known yet.
     folds : int
         Of the comparison's cross-validation.
     few_shot : int, optional
         Rows that a client would show if it were held out as a new one; without it no clients can be held out.
+    deals : int
+        How often training rows are dealt to folds: twice, as the comparison of rows does, or once, which reveals less.
     digits : int, optional
         Significant digits of means and products; all by default.
     """
@@ -67,6 +70,7 @@ def summarise(
         )
     for option, value, least, most in (
         ("folds", folds, 2, 100),
+        ("deals", deals, 1, DEALS),
         ("few_shot", few_shot, 1, 10**6),
         ("digits", digits, 1, 17),
     ):
@@ -81,7 +85,7 @@ def summarise(
             f"target '{target}' has classes, and sums of products are enough for linear regression only",
             "if the classes are numbers to be predicted, add --task regression; else run `coterie flower`",
         )
-    site = summed(clients, seed=seed, test_size=test_size, folds=folds, few_shot=few_shot)
+    site = summed(clients, seed=seed, test_size=test_size, folds=folds, few_shot=few_shot, deals=deals)
     site = site if digits is None else site.rounded(digits)
     replace_file(out, site.text().encode())
     return site

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from coterie.config import options
 from coterie.data.clients import Clients
-from coterie.data.stand_ins import StandIns
+from coterie.data.draws import DEALS
+from coterie.data.stand_ins import FOLDS_AGAIN, StandIns
 from coterie.methods.linear.choice import REPETITIONS, Evidence, chosen
 from coterie.methods.linear.fitting import CLASSES, FOLDS, TOLERANCE, fitted, run
 from coterie.methods.linear.structures import ORDER, Effort, on_newcomers
@@ -26,7 +27,6 @@ __all__ = ["FEW", "NEW_CLIENTS", "compare"]
 NEW_CLIENTS = 0.2  # share of the clients that commands hold out, when nobody says
 FEW = 10  # clients: of fewer, none is held out
 
-_DEALS = 2
 _LONG = 1e7  # rows times squared parameters: classes of more are dealt once, since every round looks at all rows
 _ROUNDS = (10, 30, 60)  # after which networks may be done
 _STARTS = 3  # of networks' groups, at most
@@ -76,7 +76,8 @@ def compare(
         Labelled rows of every new client.
     deals : int, optional
         How often rows are dealt to folds. Scores are averaged over deals, which share their messages: 2 for linear models, 1
-        for classes with many rows (every pass is long), for networks, without a target, for site summaries, and if `quick`.
+        for classes with many rows (every pass is long), for networks, without a target, for site summaries of one deal, and
+        if `quick`.
     repetitions : int
         How often the choice is repeated, with clients drawn again and one of the deals: what is chosen most often is chosen,
         and how often tells how sure that is. 0 chooses once.
@@ -132,10 +133,10 @@ def compare(
 
 def _deals(task: Task, quick: bool) -> int:
     """How often rows are dealt to folds: twice, but not where sums were made of one deal, or where every pass is long."""
-    if quick or isinstance(task.train, StandIns):
+    if quick or (isinstance(task.train, StandIns) and FOLDS_AGAIN not in task.train.divisions):
         return 1
     numbers = int(task.train.counts.sum()) * task.problem.n_parameters**2
-    return _DEALS if task.problem.is_regression or numbers <= _LONG else 1
+    return DEALS if task.problem.is_regression or numbers <= _LONG else 1
 
 
 # -- new clients ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.preparation import Scaling
 from coterie.data.clients import Clients
-from coterie.data.draws import First
+from coterie.data.draws import NEXT_DEAL, First
 from coterie.data.ragged import Ragged
 from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.errors import ConfigError, DataError
@@ -20,8 +20,6 @@ from coterie.methods.session import Session, learnt_scaling, shown_and_judged
 from coterie.outcome_names import ABOUT
 
 __all__ = ["Task", "checked"]
-
-_FURTHER = 1_000_003  # from the seed of one deal of the folds to that of the next
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Task:
     def dealt(self, again: int) -> "Task":
         """The same training rows with another deal of the folds, without a fit to all of them."""
         problem = replace(self.problem, held=tuple(range(self.problem.n_folds)))
-        return replace(self, problem=problem, test=None, newcomers=None, seed=self.seed + again * _FURTHER)
+        return replace(self, problem=problem, test=None, newcomers=None, seed=self.seed + again * NEXT_DEAL)
 
     @property
     def zero(self) -> float:
