@@ -26,6 +26,7 @@ __all__ = [
     "MOST_SITE_NUMBERS",
     "MOST_STATE_VALUES",
     "MOST_STEPS",
+    "MOST_TABLE_FOOTER_BYTES",
     "MOST_TEXT",
     "MOST_UNITS",
     "MOST_VALUES",
@@ -40,6 +41,7 @@ MOST_LEVELS = 100  #: categories of a column
 MOST_CLASSES = 1000  #: classes of a target
 MOST_LINE_BYTES = 4 << 20  #: bytes of a line of CSV, and of its header
 MOST_FOOTER_BYTES = 32 << 20  #: bytes in which a Parquet file says what it holds
+MOST_TABLE_FOOTER_BYTES = 4 << 20  #: bytes in which a table of a run folder says what it holds
 
 # -- documents: run.json, compare.json, what models say of themselves, site summaries, configurations --------------------
 MOST_DOCUMENT_BYTES = 100_000_000  #: bytes of a JSON document

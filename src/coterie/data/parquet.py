@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from coterie.data.parquet_footer import values_inside
 from coterie.data.values import is_text
 from coterie.errors import DataError
-from coterie.limits import MOST_CELLS, MOST_COLUMNS, MOST_FOOTER_BYTES, MOST_NAME
+from coterie.limits import MOST_CELLS, MOST_COLUMNS, MOST_FOOTER_BYTES, MOST_NAME, MOST_TABLE_FOOTER_BYTES
 
 __all__ = ["check_header", "check_texts", "columns_of", "rows_of", "whole_table"]
 
@@ -40,10 +41,9 @@ def rows_of(path: Path, columns: Sequence[str], rows: int) -> Iterator[pa.Record
 
 def whole_table(path: Path) -> pa.Table:
     """A table that is small enough to be held as a whole."""
+    footer = _footer(path, MOST_TABLE_FOOTER_BYTES)
     with _opened(path) as (reader, texts):
-        groups = [reader.metadata.row_group(i) for i in range(reader.metadata.num_row_groups)]
-        inside = sum(group.column(j).num_values for group in groups for j in range(group.num_columns))
-        cells = max(inside, reader.metadata.num_rows * max(1, reader.metadata.num_columns))
+        cells = max(values_inside(footer), reader.metadata.num_rows * max(1, reader.metadata.num_columns))
         if cells > MOST_CELLS:
             raise DataError(f"file '{path}' has {cells:,} cells; the limit is {MOST_CELLS:,}", "use fewer clients")
         made = [_spelled_out(batch, texts, path) for batch in reader.iter_batches(batch_size=_BATCH)]
@@ -62,17 +62,7 @@ def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, pa.Field]]]:
     pa.ArrowException, OSError
         This is no Parquet file, or cannot be read.
     """
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - 8))
-        end = file.read(8)
-    if len(end) < 8 or end[4:] != _MAGIC:
-        raise pa.ArrowInvalid("this is no Parquet file")
-    footer = int.from_bytes(end[:4], "little")
-    if footer > MOST_FOOTER_BYTES:
-        raise DataError(
-            f"file '{path}' describes itself in {footer >> 20} MB; the limit is {MOST_FOOTER_BYTES >> 20} MB",
-            "write it with fewer columns, or with larger row groups",
-        )
+    _footer(path, MOST_FOOTER_BYTES, whole=False)
     # Without a buffer size a whole row group is read at once, and a file may be a single row group.
     how = {"buffer_size": 1 << 18, "pre_buffer": False, **_LIMITS}
     with pq.ParquetFile(path, **how) as first:
@@ -84,6 +74,26 @@ def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, pa.Field]]]:
             return
         with pq.ParquetFile(path, metadata=first.metadata, read_dictionary=list(texts), **how) as reader:
             yield reader, texts
+
+
+def _footer(path: Path, most: int, *, whole: bool = True) -> bytes:
+    """What a file says of itself, if it is not longer than that; without `whole` it is only measured."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        file.seek(max(0, end - 8))
+        last = file.read(8)
+        size = int.from_bytes(last[:4], "little")
+        if len(last) < 8 or last[4:] != _MAGIC:
+            raise pa.ArrowInvalid("this is no Parquet file")
+        if size > most:
+            raise DataError(
+                f"file '{path}' describes itself in {size >> 20} MB; the limit is {most >> 20} MB",
+                "write it with fewer columns, or with larger row groups",
+            )
+        if size > end - 8:
+            raise pa.ArrowInvalid("this Parquet file is cut short")
+        file.seek(end - 8 - size)
+        return file.read(size) if whole else b""
 
 
 def _spelled_out(batch: pa.RecordBatch, texts: dict[str, pa.Field], path: Path) -> pa.RecordBatch:
