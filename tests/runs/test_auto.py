@@ -2,6 +2,7 @@
 """`coterie fit --method auto`: the comparison's winner is fitted, says why, serves new clients, and resumes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,18 @@ def test_where_no_method_fits_what_was_chosen_the_next_best_is_taken(tmp_path: P
     (tmp_path / "comparison" / "compare.json").write_text(json.dumps(document))
     said = auto.why(tmp_path)["why"]["doubts"]
     assert said == ["No method can fit this structure yet, so the next best was chosen: shrunk.", "few clients"]
+
+
+def test_a_damaged_table_of_the_comparison_is_named_and_never_carried_along(
+    run: Path, data: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = copy / "comparison" / "clients.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    sentence, _ = refused("fit", data, *ASKED, "--out", copy)
+    assert sentence.endswith(
+        "comparison/clients.parquet is not as the run has written it: it is damaged, or was changed"
+    )

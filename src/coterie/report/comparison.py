@@ -68,7 +68,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
     Raises
     ------
     RunError
-        There is none, it cannot be read, or it is no comparison's.
+        There is none, it cannot be read, or it is no comparison's; or what it has written beside it is damaged.
     """
     path, way_out = folder / "compare.json", "give the folder that `coterie compare --out` wrote"
     try:
@@ -79,13 +79,13 @@ def read_comparison(folder: Path) -> dict[str, Any]:
         raise RunError(f"'{path}' is not the document of a comparison", way_out)
     check_seal(path, said)
     checked(ComparisonDocument, said, f"'{path}'", "compare again with another --out")
+    check_files(folder, said)
     return said
 
 
 def _read(folder: Path, name: str | None) -> Run:
     """Read a comparison as the run that the parts of the report know."""
     said = read_comparison(folder)
-    check_files(folder, said)
     groups, metric = said.get("grouping") or {}, str(said.get("metric"))
     data = {**(said.get("data") or {}), "metric": metric, "metric_better": "lower" if metric == "rmse" else "higher"}
     results = {"n_clusters": len(groups.get("sizes") or []), "profiles": _profiles(groups)}
