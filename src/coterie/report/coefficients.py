@@ -11,14 +11,14 @@ from coterie.report.section import Section, section
 
 __all__ = ["Coefficients", "coefficient_table", "coefficients"]
 
-_DIGITS = 4  # of a typical number in a row
+_DIGITS = 4  # of the largest number in a row
 _ABOUT = {
-    "one": "One model for all clients.",
-    "clusters": "A column for each cluster's model.",
-    "spread": "The common model, and the standard deviation of clients' coefficients around it; 0: the same for all.",
+    "one": "All clients have one model.",
+    "clusters": "Every cluster has a column.",
+    "spread": "Beside the common model stands the standard deviation of clients' coefficients; 0: the same for all.",
     "directions": (
-        "The common model, and the directions in which clients differ from it: what is added to the coefficients of a "
-        "client that lies one standard deviation along. Percentages are shares of the variance between clients, of "
+        "Beside the common model stand the directions in which clients differ from it: what a client's coefficients have "
+        "in addition that lies one standard deviation along. Percentages are shares of the variance between clients, of "
         "coefficients of scaled features."
     ),
 }
@@ -49,7 +49,9 @@ def coefficient_table(found: Any) -> Coefficients | None:
 def _row(name: str, values: list[float | None]) -> tuple[str, list[str]]:
     """Rows have decimals of their own, since features have units of their own."""
     there = [number(value) for value in values]
-    digits = decimals_for(there, _DIGITS, most=9)
+    digits = decimals_for(
+        [max((value for value in there if value is not None), key=abs, default=None)], _DIGITS, most=9
+    )
     return name, ["0" if value == 0 else fixed(value, digits) for value in there]
 
 
@@ -66,7 +68,9 @@ def _head(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sentences(found: Mapping[str, Any]) -> list[str]:
-    said = [f"{_ABOUT[found['kind']]} By how much a unit of a feature changes {found['of']}, in the data's own units."]
+    said = [
+        f"A coefficient is what a unit of the feature, as the data has it, adds to {found['of']}. {_ABOUT[found['kind']]}"
+    ]
     if found["baselines"]:
         said.append(f"Levels are compared with the first of their column: {', '.join(found['baselines'])}.")
     shown, total = len(found["names"]), found["total"]
