@@ -179,6 +179,7 @@ class Heterogeneity(Said):
 
     name: Name
     clients: Count | None = None
+    left_out: Count | None = None
     q: float | None = None
     freedom: Count | None = None
     p: float | None = None
