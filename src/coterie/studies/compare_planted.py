@@ -5,8 +5,8 @@ Sizes were set before anything was run: 60 clients with 40 rows (8 of them test 
 signal's deviation; low-rank heads in 2 dimensions, mixtures of 2 components, a tenth of the clients as outliers on top of 3
 groups. Later truths: own intercepts with 5, 15 and 40 % of the variance beside the signal; 2 % positives, with own
 intercepts (standard deviation 0.8) and 300 rows; clients of 12 rows that do not differ; and Poisson counts with mean 2 and
-log-normal costs (standard deviation 1 of the logarithm), either in 2 groups or with own intercepts, whose standard deviations
-in the logarithm (0.3 and 0.4) make about 15 % of the variance beside the signal.
+log-normal costs (standard deviation 1 of the logarithm), either in 2 groups or with own intercepts, whose standard
+deviations in the logarithm (0.3 and 0.4) make about 15 % of the variance beside the signal.
 """
 
 import time
