@@ -17,9 +17,9 @@ _ABOUT = {
     "clusters": "Every cluster has a column.",
     "spread": "Beside the common model stands the standard deviation of clients' coefficients; 0: the same for all.",
     "directions": (
-        "Beside the common model stand the directions in which clients differ from it: what a client's coefficients have "
-        "in addition that lies one standard deviation along. Percentages are shares of the variance between clients, of "
-        "coefficients of scaled features."
+        "Beside the common model stand the directions in which clients differ from it: a direction's numbers are added to "
+        "the coefficients of a client that lies one standard deviation along it. Percentages are shares of the variance "
+        "between clients, of coefficients of scaled features."
     ),
 }
 
