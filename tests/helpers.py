@@ -456,9 +456,7 @@ def two_models(problem: linear_folds.Problem) -> newton.Clusters:
 def mixed_case(name: str, state: type, size: int = 2, **how: Any) -> Case:
     """Random effects of the intercept, and of the first features."""
     basis = torch.eye(4, dtype=torch.float64)[[3, 0, 1][:size]]
-    how |= {"basis": basis, "order": (0, 1, 2), "rounds": 12}
-    if state is mixed.State:
-        how["units"] = torch.eye(size, dtype=torch.float64)
+    how |= {"basis": basis, "units": torch.eye(size, dtype=torch.float64), "order": (0, 1, 2), "rounds": 12}
     algorithm = mixed.mixed_model if state is mixed.State else odds.mixed_logistic
     classes = 0 if state is mixed.State else 2
     # Whoever takes part, variances are found to more digits than deviances tell.

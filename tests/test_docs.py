@@ -368,6 +368,8 @@ def test_privacy_page_has_the_sizes_of_the_mixed_model() -> None:
     shared = {"basis": basis, "units": torch.eye(r, dtype=torch.float64), "beta": beta, "noise": noise}
     spread = Ask(mixed_clients.client_spread, shared, {name: Sum() for name in mixed_clients.client_spread.answers})
     assert bytes_up(partial(asking, spread)) == 40 * r
+    odds = Ask(mixed_clients.logit_spread, shared, {name: Sum() for name in mixed_clients.logit_spread.answers})
+    assert bytes_up(partial(asking, odds)) == 40 * r
     shared = {"beta": beta, "root": torch.eye(r, dtype=torch.float64), "basis": basis}
     odds = Ask(mixed_logistic.laplace_sums, shared, {name: Sum() for name in mixed_logistic.laplace_sums.answers})
     assert bytes_up(partial(asking, odds)) == 8 * ((d + 1) ** 2 + d + r**2 + 4)

@@ -166,8 +166,10 @@ class PredictionFields(Predicting):
 
 # -- methods ----------------------------------------------------------------------------------------------------------
 _TRAINING = "coterie.report.sections:training"
-_CLUSTERS = (_TRAINING, "coterie.report.sections:clusters")
+_COEFFICIENTS = "coterie.report.coefficients:coefficients"
+_CLUSTERS = (_TRAINING, "coterie.report.sections:clusters", _COEFFICIENTS)
 _PERSONAL = ("coterie.report.personal:personal", _TRAINING)
+_EFFECTS = (_COEFFICIENTS, *_PERSONAL)
 
 
 @dataclass(frozen=True)
@@ -315,7 +317,7 @@ for _method in (
     ),
     Method(
         "shrunk", "Random effects", "a linear model for each client, shrunk towards a common one (random effects)", "shrunk",
-        "effects", ShrunkOptions, "RandomEffects", instead=_LINEAR, sections=_PERSONAL,
+        "effects", ShrunkOptions, "RandomEffects", instead=_LINEAR, sections=_EFFECTS,
     ),
     Method(
         "mixed", "Mixed model", "the linear mixed model: estimates with standard errors, variance components and tests",
@@ -324,7 +326,7 @@ for _method in (
     ),
     Method(
         "representation", "Low-rank models", "linear models that differ in a few common directions (low rank)",
-        "representation", "effects", RepresentationOptions, "LowRank", instead=_LINEAR, sections=_PERSONAL,
+        "representation", "effects", RepresentationOptions, "LowRank", instead=_LINEAR, sections=_EFFECTS,
     ),
     Method(
         "fedavg", "FedAvg", "one model for all (with training.proximal: FedProx)", "global", "clusters", FedAvgOptions,

@@ -72,9 +72,11 @@ def test_deviance_and_gradient_are_those_of_every_client_alone(columns: list[int
 def test_nothing_near_the_minimum_is_lower() -> None:
     rows, data = planted(1, clients=20, rows=12)
     basis = torch.eye(3, dtype=torch.float64)[[2, 0]]
-    done = InProcess(rows).run([partial(mixed_logistic, basis=basis, order=(0, 1))])
+    done = InProcess(rows).run(
+        [partial(mixed_logistic, basis=basis, units=torch.eye(len(basis)).double(), order=(0, 1))]
+    )
     state: LaplaceState = done.states[0]
-    assert state.stage == 4
+    assert state.stage == 5
     assert len(done.rounds) - 1 < 30
     found = by_client(state.beta.numpy(), state.root.numpy(), [2, 0], data)
     assert float(state.deviance) == pytest.approx(found, abs=1e-6)
@@ -87,7 +89,11 @@ def test_without_random_effects_it_is_logistic_regression() -> None:
 
     rows, (x, y, _) = planted(2, clients=10, rows=20)
     basis = torch.eye(3, dtype=torch.float64)[[2]]
-    state = InProcess(rows).run([partial(mixed_logistic, basis=basis, order=(0, 1))]).states[0]
+    state = (
+        InProcess(rows)
+        .run([partial(mixed_logistic, basis=basis, units=torch.eye(len(basis)).double(), order=(0, 1))])
+        .states[0]
+    )
     plain = LogisticRegression(C=1e10, tol=1e-10, max_iter=1000).fit(x, y)
     assert float(state.without) == pytest.approx(2 * log_loss(y, plain.predict_proba(x), normalize=False), rel=1e-7)
 
@@ -96,7 +102,11 @@ def test_recovers_a_planted_truth() -> None:
     """With 300 clients of 60 rows, within three standard errors or so."""
     rows, _ = planted(3, clients=300, rows=60)
     basis = torch.eye(3, dtype=torch.float64)[[2, 0]]
-    state = InProcess(rows).run([partial(mixed_logistic, basis=basis, order=(0, 1), diagonal=True)]).states[0]
+    state = (
+        InProcess(rows)
+        .run([partial(mixed_logistic, basis=basis, units=torch.eye(len(basis)).double(), order=(0, 1), diagonal=True)])
+        .states[0]
+    )
     assert state.beta.tolist() == pytest.approx([0.8, -0.4, -0.5], abs=0.2)
     assert state.root.diagonal().abs().tolist() == pytest.approx([1.0, 0.6], abs=0.15)
 

@@ -92,6 +92,52 @@ def test_heterogeneity_is_that_of_a_meta_analysis() -> None:
     assert one["p"] == pytest.approx(chi2.sf(found.q, len(names) - 1))
 
 
+@pytest.mark.parametrize("slopes", [(), ("x0",)])
+def test_heterogeneity_of_classes_is_that_of_clients_own_logistic_regressions(slopes: tuple[str, ...]) -> None:
+    """Q, I2, tau2 and mean by hand from statsmodels' fits; clients that are told apart have none, and are counted."""
+    api = pytest.importorskip("statsmodels.api")
+    draw = np.random.default_rng(5)
+    who = np.repeat(np.arange(14), 60)
+    x = draw.normal(3, 2, size=(len(who), 2))
+    odds = -0.5 + 0.6 * (x[:, 0] - 3) - 0.3 * (x[:, 1] - 3) + np.repeat(draw.normal(size=14), 60)
+    y = (draw.random(len(who)) < 1 / (1 + np.exp(-odds))).astype(int)
+    y[who == 3] = 1  # one class alone
+    y[who == 8] = (x[who == 8, 0] > 3).astype(int)  # separated by a slope, but not by an intercept
+    said = coterie.MixedModel(slopes=slopes).fit(x, np.array(["no", "yes"])[y], who).summary_
+    beta = np.array([one["estimate"] for one in said["fixed"]])
+    wide = np.column_stack([np.ones(len(who)), x])
+    columns = [0, *(1 + int(name[1:]) for name in slopes)]
+    own = []
+    for name in (name for name in range(14) if name != 3 and not (slopes and name == 8)):
+        at = who == name
+        model = api.GLM(y[at], wide[at][:, columns], family=api.families.Binomial(), offset=wide[at] @ beta)
+        got = model.fit(tol=1e-12, tol_criterion="params")
+        own.append((got.params, np.diag(got.cov_params())))
+    assert len(said["heterogeneity"]) == len(columns)
+    for k, one in enumerate(said["heterogeneity"]):
+        d, w = np.array([b[k] for b, _ in own]), np.array([1 / v[k] for _, v in own])
+        mean = (w * d).sum() / w.sum()
+        q, freedom = (w * (d - mean) ** 2).sum(), len(own) - 1
+        excess = max(q - freedom, 0.0)
+        tau2 = excess / (w.sum() - (w**2).sum() / w.sum())
+        assert (one["q"], one["i2"], one["tau2"]) == pytest.approx((q, excess / q, tau2), rel=1e-6)
+        assert one["mean"] == pytest.approx(beta[columns[k]] + mean, rel=1e-6)
+        assert one["error"] == pytest.approx(w.sum() ** -0.5, rel=1e-6)
+        assert (one["clients"], one["left_out"], one["freedom"]) == (len(own), 14 - len(own), freedom)
+        assert one["p"] == pytest.approx(chi2.sf(q, freedom), rel=1e-6)
+
+
+def test_whoever_has_no_estimate_of_its_own_is_told_of(tmp_path: Path) -> None:
+    draw = np.random.default_rng(6)
+    who, x = np.repeat([f"c{i}" for i in range(6)], 30), draw.normal(size=180)
+    y = np.where((draw.random(180) < 1 / (1 + np.exp(-x))) | (who == "c2"), "yes", "no")
+    data = written({"who": who, "x": x, "y": y}, tmp_path / "t.csv")
+    said = command("fit", data, "--client", "who", "--target", "y", "--method", "mixed", "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    assert "without estimates of their own: 1 of 6 clients" in said.out
+    assert "left out" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
 # -- units ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", [{}, {"covariance": "diagonal"}, {"random_intercept": False}])
 def test_estimates_do_not_depend_on_scaling(how: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from coterie.errors import ConfigError
 from coterie.studies.choices import CASES as CASE_NAMES
 from coterie.studies.choices import REAL_DATA
-from coterie.studies.compare_planted import CASES
+from coterie.studies.compare_planted import CASES, Case, Settings, planted_clients, run
 from coterie.studies.compare_real import TASKS, _over_seeds
 from coterie.studies.data.planted import planted_intercepts, planted_rare
 
@@ -47,6 +47,47 @@ def test_intercepts_without_a_share_are_refused() -> None:
 def test_the_command_line_knows_all_names() -> None:
     assert tuple(case.name for case in CASES) == CASE_NAMES
     assert tuple(task.name for task in TASKS) == REAL_DATA
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.outcome], ids=lambda case: case.name)
+def test_counts_and_costs_are_planted_as_the_case_says(case: Case) -> None:
+    """Own models of the logarithm: levels differ by the spread alone, or slopes by the group alone."""
+    clients = planted_clients(Settings(clients=40, rows=4000, features=2), case, 1000, test_size=0.0)
+    assert clients.schema.outcome == case.outcome
+    assert isinstance(clients.train.x, Tensor)
+    assert isinstance(clients.train.y, Tensor)
+    x, y = clients.train.x.view(40, 4000, 2), clients.train.y.view(40, 4000).double()
+    assert bool((y >= 0).all())
+    x1 = torch.cat([x.double(), torch.ones(40, 4000, 1).double()], -1)
+    if case.outcome == "poisson":
+        assert torch.equal(y, y.floor())
+        own = torch.stack([_poisson(a, b) for a, b in zip(x1, y, strict=True)])
+    else:
+        own = torch.linalg.lstsq(x1, y.log()[..., None]).solution[..., 0]
+    groups = torch.arange(40) % case.size
+    for k in range(case.size):  # standard errors are below 0.03
+        assert float(own[groups == k][:, :2].std(0).max()) < 0.05
+    level = own[:, 2].std()
+    assert float(level) == pytest.approx(case.spread, rel=0.3) if case.spread else float(level) < 0.05
+    if case.size == 2:
+        assert float((own[0, :2] - own[1, :2]).norm()) > 0.1
+
+
+def _poisson(x: Tensor, y: Tensor) -> Tensor:
+    """Poisson regression by Newton's method."""
+    theta = torch.tensor([0.0, 0.0, float(y.mean().log())], dtype=torch.float64)
+    for _ in range(20):
+        mean = (x @ theta).exp()
+        theta = theta + torch.linalg.solve(x.T @ (mean[:, None] * x), x.T @ (y - mean))
+    return theta
+
+
+def test_a_study_of_counts_and_costs_counts_what_was_found() -> None:
+    names = ("counts in 2 groups", "costs with own intercepts")
+    found = run(Settings(cases=names, clients=16, rows=30, features=2, reps=1, quick=True, jobs=1, seed=1000))
+    assert [row["case"] for row in found.rows] == list(names)
+    assert [row["truth"] for row in found.rows] == ["clusters", "shrunk"]
+    assert all(np.isfinite(row["loss"]) and row["excess"] >= 0 for row in found.rows)
 
 
 def test_seeds_are_compared_by_words_and_by_what_will_do() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from coterie.algorithms.mixed_clients import fresh_effects, kept_effects
+from coterie.algorithms.mixed_clients import SPREAD, fresh_effects, kept_effects, logit_spread
 from coterie.algorithms.mixed_model import plain_sums_ask
 from coterie.algorithms.profiled import descent, entries, independent, pivoted, placed_anew
 from coterie.models import Dense
@@ -47,10 +47,13 @@ class LaplaceState:
     hessian: Tensor  # [D + 1 + K, D + 1 + K]
     plain: Tensor  # [D + 2, D + 2] W^T W
     without: Tensor  # [] deviance without random effects
+    spread: Tensor  # [5, R] sums about clients' own estimates: see `logit_spread`
     n: float = 0.0
     clients: float = 0.0
     failed: int = 0
-    stage: int = 0  # 0 to begin, 1 without random effects, 2 to begin with them, 3 on the way, 4 at the minimum
+    stage: int = (
+        0  # 0 to begin, 1 without random effects, 2 to begin with them, 3 on the way, 4 at the minimum, 5 at the end
+    )
     round: int = 0
 
 
@@ -58,8 +61,9 @@ _Point = tuple[Tensor, Tensor]  # fixed effects, and a root of the covariance
 
 
 def mixed_logistic(
-    state: LaplaceState | None, *, basis: Tensor, order: tuple[int, ...], diagonal: bool = False, rounds: int = 40
-) -> Lockstep:
+    state: LaplaceState | None, *, basis: Tensor, units: Tensor, order: tuple[int, ...], diagonal: bool = False,
+    rounds: int = 40,
+) -> Lockstep:  # fmt: skip
     """Find fixed effects and the covariance of random effects with the smallest deviance.
 
     Parameters
@@ -68,6 +72,8 @@ def mixed_logistic(
         Where to go on from.
     basis : Tensor
         [R, D + 1] what makes the columns of random effects of features and intercept.
+    units : Tensor
+        [R, R] what makes random effects those of the columns' own units.
     order : tuple of int
         Features, those first that are kept where others are combinations of them.
     diagonal : bool
@@ -78,12 +84,16 @@ def mixed_logistic(
     if state is None:
         state = _begun(len(basis), basis.shape[1], diagonal)
         yield Save(state)
-    while state.round < rounds and state.stage < 4:
+    while state.round < rounds and state.stage < 5:
         state = placed_anew(state)
         if not state.stage:
             got = yield (plain_sums_ask(basis.shape[1] - 1),)
             if got[0].n:
                 state = replace(state, plain=got[0]["total"], stage=1)
+        elif state.stage == 4:
+            got = yield (_spread_ask(state.beta, basis, units),)
+            if got[0].n:
+                state = replace(state, spread=torch.stack([got[0][name] for name in SPREAD]), stage=5)
         else:
             points = _points(state, order, diagonal)
             sent = [one for at in points for one in (at, *_beside(at, state, diagonal))]
@@ -103,13 +113,18 @@ def _begun(size: int, columns: int, diagonal: bool) -> LaplaceState:
     every = columns + len(entries(size, diagonal)[0])
     return LaplaceState(
         nothing(columns), nothing(size, size), nothing(), nothing(every), nothing(every, every),
-        nothing(columns + 1, columns + 1), nothing(),
+        nothing(columns + 1, columns + 1), nothing(), nothing(len(SPREAD), size),
     )  # fmt: skip
 
 
 def _sums_ask(point: _Point, basis: Tensor) -> Ask:
     shared = {"beta": point[0], "root": point[1], "basis": basis}
     return Ask(laplace_sums, shared, {name: Sum() for name in _SUMS}, scratch=2 * (len(basis) + 4), work=10.0)
+
+
+def _spread_ask(beta: Tensor, basis: Tensor, units: Tensor) -> Ask:
+    shared = {"basis": basis, "units": units, "beta": beta}
+    return Ask(logit_spread, shared, {name: Sum() for name in SPREAD}, scratch=2 * (len(basis) + 4), work=10.0)
 
 
 # -- the server's steps -----------------------------------------------------------------------------------------------

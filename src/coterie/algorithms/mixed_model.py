@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.algorithms.mixed_clients import client_spread, products, projected
+from coterie.algorithms.mixed_clients import SPREAD, client_spread, products, projected
 from coterie.algorithms.profiled import (
     Profile,
     Sums,
@@ -44,7 +44,6 @@ _SLACK = 1e-11  # of the deviance: its rounding
 _SHRINK = 0.02  # of the lengths, after a message in which none gained
 _TIRED = 3  # such messages, and no more
 _SUMS = ("total", "logdet", "inner", "outer", "information", "curvature")
-_SPREAD = ("count", "precision", "squared", "first", "second")
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,9 @@ def mixed_model(
             assert now is not None
             noise = torch.tensor(now.squares / now.freedom, dtype=torch.float64)
             shared = {"basis": basis, "units": units, "beta": now.beta, "noise": noise}
-            got = yield (Ask(client_spread, shared, {name: Sum() for name in _SPREAD}),)
+            got = yield (Ask(client_spread, shared, {name: Sum() for name in SPREAD}),)
             if got[0].n:
-                state = replace(state, spread=torch.stack([got[0][name] for name in _SPREAD]), stage=3)
+                state = replace(state, spread=torch.stack([got[0][name] for name in SPREAD]), stage=3)
         else:
             weight = torch.zeros(wide, wide, dtype=torch.float64) if now is None else now.weight(reml)
             got = yield tuple(_sums_ask(theta, basis, weight, diagonal) for theta in thetas)
@@ -139,7 +138,7 @@ def _begun(size: int, wide: int, diagonal: bool) -> State:
     k = len(entries(size, diagonal)[0])
     return State(
         nothing(k), nothing(wide, wide), nothing(), nothing(size, size), nothing(k, wide, wide), nothing(k, k),
-        nothing(k, k), nothing(wide, wide), nothing(len(_SPREAD), size),
+        nothing(k, k), nothing(wide, wide), nothing(len(SPREAD), size),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from coterie.errors import RunError
 from coterie.evaluate import Placed
 from coterie.local.monomials import monomial_names
 from coterie.methods.base import Fitted
+from coterie.methods.coefficients import cluster_coefficients
 from coterie.methods.run_tables import rounds_table
 from coterie.methods.stored import Stored, StoredWords, describe, named_parameters, scaling_record
 from coterie.models import Dense, Loss, Model
@@ -126,6 +127,7 @@ class ClusterModels:
             "chosen_run": 0 if chosen is None else fitted.options.clusters.n_init,
             "uncertain_clients": int((~self.placed.certain).sum()) if self.placed.knows_errors else None,
             "profiles": self._profiles(fitted.schema),
+            "coefficients": cluster_coefficients(self.model, self.theta, fitted.schema, self.scaling),
             "anchors": None if self.descended is None else self.descended.anchors.tolist(),
         }
 

@@ -26,6 +26,7 @@ from coterie.engines.private import RemoteState
 from coterie.errors import ConfigError, DataError, RunError
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_with_baselines
+from coterie.methods.coefficients import prior_coefficients
 from coterie.methods.linear.fitting import prior_phase, problem_of
 from coterie.methods.linear.structures import Setting
 from coterie.methods.measuring import Entry
@@ -163,7 +164,9 @@ class EffectModels(Personal):
     def results(self, fitted: Fitted) -> dict[str, Any]:
         """What the run's document says of the models."""
         assert isinstance(self.fit, FromPrior)
-        return super().results(fitted) | {"setting": self.fit.setting}
+        fit = self.fit
+        table = prior_coefficients(fit.structure, fit.prior, problem_of(fit.model), fitted.schema, self.scaling)
+        return super().results(fitted) | {"setting": fit.setting, "coefficients": table}
 
 
 def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:

@@ -13,6 +13,7 @@ from coterie.files import check_files, check_seal
 from coterie.registry import METHODS
 from coterie.report import figures, tables
 from coterie.report.client_plots import signed_bars
+from coterie.report.coefficients import coefficient_table
 from coterie.report.figures import Figure, figure, thinned
 from coterie.report.intervals import intervals
 from coterie.report.numbers import NONE, count, decimals_for, fixed, human_seconds, percent_ticks
@@ -132,6 +133,7 @@ def _context(run: Run) -> dict[str, Any]:
         "stability": (info.get("grouping") or {}).get("stability"),
         "clusters": tables.cluster_table(shown),
         "profiles": tables.profiles(run),
+        "coefficients": coefficient_table(info.get("coefficients")),
         "clients": tables.client_table(shown),
         "nats": NATS,
         "setting": SETTING,

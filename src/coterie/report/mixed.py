@@ -116,8 +116,9 @@ def _heterogeneity(found: Mapping[str, Any]) -> list[list[str]]:
     for one in found.get("heterogeneity") or []:
         q, i2, tau2 = (number(one.get(name)) for name in ("q", "i2", "tau2"))
         rows.append([
-            str(one.get("name")), count(one.get("clients") or 0), fixed(q, 1), str(one.get("freedom")),
-            _p(one.get("p")), NONE if i2 is None else f"{100 * i2:.1f}\u00a0%", NONE if tau2 is None else f"{tau2:.4g}",
+            str(one.get("name")), count(one.get("clients") or 0), count(one.get("left_out")), fixed(q, 1),
+            str(one.get("freedom")), _p(one.get("p")),
+            NONE if i2 is None else f"{100 * i2:.1f}\u00a0%", NONE if tau2 is None else f"{tau2:.4g}",
         ])  # fmt: skip
     return rows
 

@@ -87,6 +87,25 @@ class Profiles(Said):
     coefficients: Table
 
 
+class Coefficients(Said):
+    """Coefficients of linear models in the data's own units, a row for each feature."""
+
+    kind: Literal["one", "clusters", "spread", "directions"]
+    of: Label
+    names: Names
+    values: Table
+    total: Count
+    baselines: Names
+    shares: Numbers | None = None
+
+    @model_validator(mode="after")
+    def _of_one_shape(self) -> Self:
+        columns = {"one": 1, "spread": 2, "directions": 1 + len(self.shares or ())}.get(self.kind)
+        if len(self.names) != len(self.values) or any(columns not in (None, len(row)) for row in self.values):
+            raise ValueError("names, values and columns do not go together")
+        return self
+
+
 class Choice(Said):
     """Candidates, and how they scored."""
 
@@ -160,6 +179,7 @@ class Heterogeneity(Said):
 
     name: Name
     clients: Count | None = None
+    left_out: Count | None = None
     q: float | None = None
     freedom: Count | None = None
     p: float | None = None
@@ -281,6 +301,7 @@ class Results(Said):
     warnings: Texts | None = None
     events: Annotated[list[Event], FirstFault()] | None = None
     profiles: Profiles | None = None
+    coefficients: Coefficients | None = None
     anchors: Names | None = None
     adjusted_rand: float | None = None
     why: Why | None = None
@@ -441,6 +462,7 @@ class ComparisonDocument(Said):
     n_clients: Count | None = None
     n_judged: Count | None = None
     grouping: Grouping | None = None
+    coefficients: Coefficients | None = None
     outliers: Names | None = None
     too_small: Names | None = None
     absent: Names | None = None

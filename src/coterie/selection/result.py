@@ -126,6 +126,7 @@ class Comparison:
     absent: tuple[str, ...] = ()  # clients that did not answer, and are left out
     traffic: Traffic = field(default_factory=Traffic)
     tolerance: float = 0.0  # what a simpler structure may be behind in any case, in nats per row
+    coefficients: dict[str, Any] | None = None  # of what was chosen, where its models are linear
 
     def __repr__(self) -> str:
         from coterie.selection.display import comparison_text  # which reads this module
@@ -163,6 +164,7 @@ class Comparison:
             "tolerance": self.tolerance,
             "rows": [_row(one, self) for one in self.structures],
             "grouping": None if self.grouping is None else _said(self.grouping),
+            "coefficients": self.coefficients,
             "outliers": list(self.outliers),
             "too_small": list(self.too_small),
             "absent": list(self.absent),

@@ -15,10 +15,12 @@ from torch import Tensor
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_ifca import Clusters
 from coterie.algorithms.preparation import Scaling
+from coterie.algorithms.random_effects import Prior
 from coterie.algorithms.target_shape import Shape
 from coterie.config import PRIOR
 from coterie.data.clients import Clients
 from coterie.evaluate import adjusted_rand
+from coterie.methods.coefficients import coefficient_table, own_units, prior_coefficients, weights_in
 from coterie.methods.linear.choice import Evidence, names_where
 from coterie.methods.linear.structures import Setting, Within
 from coterie.methods.linear.task import Task
@@ -123,6 +125,7 @@ def summarised(
         seed=0,
         settings={},
         notes=_skewed(evidence.shape),
+        coefficients=parts.coefficients(),
         tolerance=evidence.tolerance,
     )
 
@@ -257,6 +260,18 @@ class _Parts:
             return _own_units(fit.mixed.theta[-1, 0], self.task.problem, self.task.scaling)
         return None
 
+    def coefficients(self) -> dict[str, Any] | None:
+        """The table of coefficients of what was chosen; None where there is none."""
+        name, problem = self.evidence.chosen, self.task.problem
+        fits = self.evidence.found[name].fits
+        fit = fits[self.evidence.settings[name]] if fits else None
+        if isinstance(fit, Clusters):
+            weights = weights_in(fit.theta[-1, 0], problem)
+            return coefficient_table(weights, self.clients.schema, self.task.scaling)
+        if isinstance(fit, Prior):
+            return prior_coefficients(name, fit, problem, self.clients.schema, self.task.scaling)
+        return None
+
 
 def _telling(name: str, setting: Setting) -> Setting:
     """What tells of a structure: not the penalty of one model for all, nor for how many rounds networks train."""
@@ -265,17 +280,9 @@ def _telling(name: str, setting: Setting) -> Setting:
 
 
 def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
-    each = _weights(theta, problem)
-    slopes = scaling.y_scale * each[..., :-1] / scaling.scale
-    intercept = scaling.y_scale * each[..., -1] + scaling.y_mean - (slopes * scaling.mean).sum(-1)
-    made = torch.cat([slopes, intercept[..., None]], -1)
+    made = own_units(weights_in(theta, problem), scaling)
     out: np.ndarray = (made[:, 0] if problem.n_outputs == 1 else made).numpy()
     return out
-
-
-def _weights(theta: Tensor, problem: Problem) -> Tensor:
-    """Weights and intercepts, without extra parameters.  [K, P] -> [K, O, D + 1]"""
-    return theta[:, : problem.n_parameters - problem.n_extra].reshape(len(theta), problem.n_outputs, -1)
 
 
 def _metric_of(clients: Clients) -> str:
@@ -310,7 +317,7 @@ def _profile(fit: object, problem: Problem, scaling: Scaling) -> np.ndarray:
     """What a standard deviation of every feature does, in every group."""
     assert isinstance(fit, Clusters)
     theta = fit.theta[-1, 0]
-    each = _weights(theta, problem)[..., :-1] * scaling.y_scale
+    each = weights_in(theta, problem)[..., :-1] * scaling.y_scale
     out: np.ndarray = (each[:, 0] if problem.n_outputs == 1 else each).numpy()
     return out
 

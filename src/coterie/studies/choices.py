@@ -34,6 +34,7 @@ CASES = (
     "one group", "2 groups", "3 groups", "5 groups", "low-rank heads", "independent clients",
     "mixture within clients", "3 groups and outliers", "deviations from a common model", "own intercepts of 5 %",
     "own intercepts of 15 %", "own intercepts of 40 %", "own intercepts with 2 % positives", "one group of small clients",
+    "counts with own intercepts", "counts in 2 groups", "costs with own intercepts", "costs in 2 groups",
 )  # fmt: skip
 REAL_DATA = (
     "school", "bdf", "radon", "computer survey", "heart", "eICU", "landmine", "vowel", "pen digits", "sleepstudy",

@@ -24,7 +24,7 @@ __all__ = ["app"]
     repetitions="reps",
 )
 def compare_planted(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
-    """How often `compare` finds a planted structure: groups, low rank, independent clients, mixtures, outliers."""
+    """How often `compare` finds a planted structure: groups, low rank, mixtures, outliers, counts, costs and others."""
     from coterie.studies import compare_planted as planted
 
     return ran(planted, planted.Settings(**(planted.QUICK if quick else {})), given, tell)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does `compare` find the structure that was planted? Fourteen truths, how often each is recognised, and how surely.
+"""Does `compare` find the structure that was planted? Eighteen truths, how often each is recognised, and how surely.
 
 Sizes were set before anything was run: 60 clients with 40 rows (8 of them test rows), 10 features, noise of half the
 signal's deviation; low-rank heads in 2 dimensions, mixtures of 2 components, a tenth of the clients as outliers on top of 3
 groups. Later truths: own intercepts with 5, 15 and 40 % of the variance beside the signal; 2 % positives, with own
-intercepts (standard deviation 0.8) and 300 rows; and clients of 12 rows that do not differ.
+intercepts (standard deviation 0.8) and 300 rows; clients of 12 rows that do not differ; and Poisson counts with mean 2 and
+log-normal costs (standard deviation 1 of the logarithm), either in 2 groups or with own intercepts, whose standard
+deviations in the logarithm (0.3 and 0.4) make about 15 % of the variance beside the signal.
 """
 
 import time
@@ -17,11 +19,19 @@ from torch import Tensor
 from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.errors import ConfigError
+from coterie.outcome_names import OutcomeName
 from coterie.selection import compare
 from coterie.selection.result import Comparison
 from coterie.selection.text import answer
 from coterie.studies.common import Column, Outcome, Tell, silent
-from coterie.studies.data.planted import Truth, planted_intercepts, planted_rare, planted_structure
+from coterie.studies.data.planted import (
+    Truth,
+    planted_costs,
+    planted_counts,
+    planted_intercepts,
+    planted_rare,
+    planted_structure,
+)
 from coterie.studies.parallel import side_by_side
 
 __all__ = ["CAPTION", "CASES", "COLUMNS", "NAME", "QUICK", "Case", "Settings", "planted_clients", "run"]
@@ -33,7 +43,8 @@ NAME = "compare-planted"
 class Case:
     """A planted truth: the structure, its size, the share of outlier clients, or that of intercepts in the variance.
 
-    `rows` are in place of those of the settings; with `rare` there are two classes, one of them rare.
+    `rows` are in place of those of the settings; with `rare` there are two classes, one of them rare. With an outcome the
+    target is a count or a cost, and `spread` the standard deviation of intercepts.
     """
 
     name: str
@@ -43,11 +54,13 @@ class Case:
     icc: float = 0.0
     rows: int | None = None
     rare: bool = False
+    outcome: OutcomeName | None = None
+    spread: float = 0.0
 
     @property
     def setting(self) -> dict[str, str]:
         """What the setting must be, beside its size."""
-        return {"prior": "intercept"} if self.icc or self.rare else {}
+        return {"prior": "intercept"} if self.icc or self.rare or self.spread else {}
 
 
 CASES = (
@@ -65,6 +78,10 @@ CASES = (
     Case("own intercepts of 40 %", "shrunk", icc=0.4),
     Case("own intercepts with 2 % positives", "shrunk", rare=True, rows=300),
     Case("one group of small clients", "global", rows=12),
+    Case("counts with own intercepts", "shrunk", outcome="poisson", spread=0.3),
+    Case("counts in 2 groups", "clusters", 2, outcome="poisson"),
+    Case("costs with own intercepts", "shrunk", outcome="log-normal", spread=0.4),
+    Case("costs in 2 groups", "clusters", 2, outcome="log-normal"),
 )
 QUICK: dict[str, Any] = {"reps": 1, "quick": True}
 
@@ -139,7 +156,10 @@ def planted_clients(settings: Settings, case: Case, seed: int, *, test_size: flo
     sizes: dict[str, Any] = {
         "n_clients": settings.clients, "rows": case.rows or settings.rows, "n_features": settings.features, "seed": seed,
     }  # fmt: skip
-    if case.rare:
+    if case.outcome is not None:
+        draw = {"poisson": planted_counts, "log-normal": planted_costs}[case.outcome]
+        rows = draw(case.size, spread=case.spread, **sizes)
+    elif case.rare:
         rows = planted_rare(**sizes)
     elif case.icc:
         rows = planted_intercepts(case.icc, noise=settings.noise, **sizes)
@@ -149,7 +169,7 @@ def planted_clients(settings: Settings, case: Case, seed: int, *, test_size: flo
     assert isinstance(rows.y, Tensor)
     return from_arrays(
         rows.x.numpy(), rows.y.numpy(), rows.names[rows.owners], task="classification" if case.rare else "regression",
-        test_size=test_size, seed=seed,
+        outcome=case.outcome, test_size=test_size, seed=seed,
     )  # fmt: skip
 
 

@@ -196,9 +196,15 @@ def _told(found: Mapping[str, Any]) -> list[str]:
     for one in found["heterogeneity"]:
         lines.append(
             f"heterogeneity of {one['name']}: Q {one['q']:.1f} on {one['freedom']}, p {_p(one['p'])}, "
-            f"I² {one['i2']:.1%}, tau² {one['tau2']:.4g}"
+            f"I² {one['i2']:.1%}, tau² {one['tau2']:.4g}{_without(one)}"
         )
     return lines
+
+
+def _without(one: Mapping[str, Any]) -> str:
+    """How many clients have no estimate of their own."""
+    left_out = one.get("left_out")
+    return f"; without estimates of their own: {left_out} of {left_out + one['clients']} clients" if left_out else ""
 
 
 def _p(value: float) -> str:

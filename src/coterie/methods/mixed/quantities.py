@@ -81,7 +81,7 @@ def classes_found(
         "residual_sd": None, "icc": between / (between + _LATENT),
         **_likelihood(float(state.deviance), free, state.n),
         "test": _test(float(state.without - state.deviance), own, len(how.names)),
-        "heterogeneity": [],
+        "heterogeneity": _heterogeneity(schema, scaling, how, state, state.beta),
         "new_client": {name: float(expit(value)) for name, value in odds.items()},
         "new_row": None, "boundary": _at_boundary(psi),
     }  # fmt: skip
@@ -172,7 +172,9 @@ def _test(statistic: float, free: int, size: int) -> dict[str, Any]:
     return {"statistic": value, "freedom": free, "p": p, "mixture": size == 1}
 
 
-def _heterogeneity(schema: Schema, scaling: Scaling, how: Design, state: State, beta: Tensor) -> list[dict[str, Any]]:
+def _heterogeneity(
+    schema: Schema, scaling: Scaling, how: Design, state: State | LaplaceState, beta: Tensor
+) -> list[dict[str, Any]]:
     """Cochran's Q, I^2 and the variance of DerSimonian and Laird, of clients' own estimates of each effect."""
     unit, shift = in_units(scaling)
     common, names = unit @ beta + shift, (*schema.feature_names, INTERCEPT)
@@ -184,7 +186,8 @@ def _heterogeneity(schema: Schema, scaling: Scaling, how: Design, state: State, 
         q, freedom = second - first**2 / weight, count - 1
         excess = max(q - freedom, 0.0)
         found.append({
-            "name": name, "clients": int(count), "q": q, "freedom": int(freedom), "p": float(chdtrc(freedom, q)),
+            "name": name, "clients": int(count), "left_out": max(int(state.clients - count), 0), "q": q,
+            "freedom": int(freedom), "p": float(chdtrc(freedom, q)),
             "i2": excess / q if q > 0 else 0.0, "tau2": excess / (weight - squared / weight),
             "mean": float(common[names.index(name)]) + first / weight, "error": float(np.sqrt(1 / weight)),
         })  # fmt: skip

@@ -40,11 +40,9 @@ def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
     assert isinstance(made.model, Dense)
     how = design(clients.schema, made.scaling, options.mixed)
     classes, diagonal = made.model.loss == "cross_entropy", options.mixed.covariance == "diagonal"
-    common: dict[str, Any] = {"basis": how.basis, "order": how.order, "diagonal": diagonal}
+    common: dict[str, Any] = {"basis": how.basis, "units": how.units, "order": how.order, "diagonal": diagonal}
     kind: Any = LaplaceState if classes else State
-    program = partial(mixed_logistic, **common) if classes else partial(
-        mixed_model, **common, units=how.units, reml=options.mixed.reml
-    )  # fmt: skip
+    program = partial(mixed_logistic, **common) if classes else partial(mixed_model, **common, reml=options.mixed.reml)
     done, beside = run_beside(session, made, program, kind, _EXPECTED)
     state = done.states[0]
     if not state.n:
