@@ -60,6 +60,7 @@ __all__ = [
 
 Tensors = dict[str, Tensor]
 _AnyStep = TypeVar("_AnyStep", bound=Callable[..., Any])
+_Made = TypeVar("_Made")
 
 _FEW = 32  # rows times clusters: up to here, multiplying zeros costs less than forming every client's value
 
@@ -96,13 +97,14 @@ class Block:
     mask: Tensor | None
     fold: Tensor | None = None
     weight: Tensor | None = None
-    kept: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    kept: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    def once(self, name: Hashable, make: Callable[[], _Made]) -> _Made:
         """Make what follows from the rows alone, once: a worker with few rows hands out the same block every round."""
         if name not in self.kept:
             self.kept[name] = make()
-        return self.kept[name]
+        made: _Made = self.kept[name]
+        return made
 
     @property
     def target(self) -> Tensor:
