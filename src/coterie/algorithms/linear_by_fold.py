@@ -116,6 +116,9 @@ class Problem:
 
     def masks(self, data: Block) -> tuple[Tensor, Tensor]:
         """How much rows count that are trained on, and those that are held out; the others are 0.  [F, C, N]"""
+        return data.once(("masks", self), lambda: self._masks(data))
+
+    def _masks(self, data: Block) -> tuple[Tensor, Tensor]:
         numbers = torch.tensor(self.held).view(-1, 1, 1)
         train = (data.folds != numbers) & (data.folds != self.n_folds)
         mass, held = train * data.mass, (data.folds == numbers) * data.mass

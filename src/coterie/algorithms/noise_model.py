@@ -96,12 +96,14 @@ def judge_noise_ask(found: NoiseModel, problem: Problem) -> Ask:
 @one_run_at_a_time
 def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """A step of Fisher's scoring for a variance that is log-linear in the features.  -> [C, F, P], [C, F, P, P]"""
-    train, _ = shared["problem"].masks(data)
+    problem = shared["problem"]
+    train, _ = problem.masks(data)
     x = rows_of(data)[..., :-1]
     residual, _ = _scaled_residuals(shared, data)
     excess = 0.5 * (residual.square().clamp(max=_FAR) - 1) * train  # one row does not make noise wide
     slope = torch.einsum("fcn,cnp->cfp", excess, x)
-    return {"slope": slope, "information": 0.5 * torch.einsum("fcn,cnp,cnq->cfpq", train, x, x)}, {}
+    information = data.once(("information", problem), lambda: 0.5 * torch.einsum("fcn,cnp,cnq->cfpq", train, x, x))
+    return {"slope": slope, "information": information}, {}
 
 
 @answers(moments=Sum())

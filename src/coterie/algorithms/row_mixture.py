@@ -241,9 +241,10 @@ def rows_of(data: Block) -> Tensor:
 
 
 def _pairs(data: Block) -> Tensor:
-    z = rows_of(data)
-    i, j = torch.triu_indices(z.shape[-1], z.shape[-1])
-    return z[..., i] * z[..., j]
+    """Products of columns, one column after another: so they are formed fastest, and multiplied.  [C, N, Q (Q + 1) / 2]"""
+    columns = rows_of(data).movedim(2, 0).contiguous()
+    i, j = torch.triu_indices(len(columns), len(columns))
+    return (columns[i] * columns[j]).movedim(0, 2)
 
 
 def _joint(shared: dict[str, Any], weights: Tensor, data: Block) -> Tensor:
