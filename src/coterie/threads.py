@@ -9,10 +9,14 @@ says already stays.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
-__all__ = ["bound_waiting", "for_work"]
+__all__ = ["bound_waiting", "for_work", "side_by_side"]
+
+_Done = TypeVar("_Done")
 
 _SPINS = "2000"  # tens of microseconds: longer than from one product to the next, far shorter than a time slice
 _SMALL = 1 << 18  # numbers in the rows of a question: over fewer, threads spend more time agreeing than computing
@@ -38,6 +42,25 @@ def for_work(numbers: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def side_by_side(tasks: Sequence[Callable[[], _Done]], numbers: int) -> list[_Done]:
+    """Do tasks that share nothing, each with its part of the threads: factors of small matrices take only one at a time.
+
+    Where few numbers are read, or threads are fewer than tasks, one is done after the other.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    if numbers < _SMALL or threads < len(tasks) or len(tasks) == 1:
+        return [task() for task in tasks]
+    try:
+        with ThreadPoolExecutor(
+            len(tasks), initializer=torch.set_num_threads, initargs=(threads // len(tasks),)
+        ) as pool:
+            return [one.result() for one in [pool.submit(task) for task in tasks]]
+    finally:
+        torch.set_num_threads(threads)  # what one thread says of products holds for all
 
 
 bound_waiting()
