@@ -173,9 +173,11 @@ def _step_ask(state: State, problem: Problem) -> Ask:
     fold |= {name: Sum() for name in ("objective", "precision", "there")}
     if not problem.is_regression or not bool(state.hessian.any()):  # which in regression no model changes
         fold |= {"curvature": Sum(), "n": Sum()}
+    settings, clusters = state.theta.shape[1:3]
+    second = 1 if problem.is_regression else settings  # derivatives of squares are the same for all
     return Ask(
         cluster_step, {"problem": problem, "theta": state.theta, "noise": state.noise}, fold, fresh=problem.fresh,
-        scratch=problem.scratch(state.theta.shape[1] * state.theta.shape[2], state.theta.shape[1]),
+        scratch=problem.scratch(settings * clusters, second),
         limits={name: limit for name, limit in _LIMITS.items() if name in fold},
     )  # fmt: skip
 

@@ -334,7 +334,7 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     _, gradient, hessian = at.quadratic(models)
     scaled = hessian / found.noise[..., None, None]  # [F, J, C, P, P]
     seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
-    known = scaled - seen @ found.covariance @ seen.transpose(-2, -1)
+    known = scaled.sub_(seen @ found.covariance @ seen.transpose(-2, -1))
     slope = gradient / found.noise[..., None]
     if isinstance(at, Likelihood) and shared["problem"].n_extra:
         unsure = torch.einsum("fjpr,fjcrs,fjqs->fjcpq", root, found.covariance, root)
@@ -374,16 +374,38 @@ def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
 
 
 class _Effects(Protocol):
-    v: Tensor  # [F, J, C, R] mode
-    noise: Tensor  # [F, J, C] that mode and covariance rest on
-    next_noise: Tensor  # [F, J, C] that follows from them
-    projected: Tensor  # [F, J, C, R, R] B^T H B
-    covariance: Tensor  # [F, J, C, R, R] (B^T H B / noise + 1)^-1
-    variance: Tensor  # [F, J, C, R] its diagonal
-    freedom: Tensor  # [F, J, C] the trace of the hat matrix
+    """What is known of v_i, given the noise."""
+
+    @property
+    def v(self) -> Tensor:
+        """[F, J, C, R] mode"""
+
+    @property
+    def noise(self) -> Tensor:
+        """[F, J, C] that mode and covariance rest on"""
+
+    @property
+    def next_noise(self) -> Tensor:
+        """[F, J, C] that follows from them"""
+
+    @property
+    def projected(self) -> Tensor:
+        """[F, J, C, R, R] B^T H B"""
+
+    @property
+    def covariance(self) -> Tensor:
+        """[F, J, C, R, R] (B^T H B / noise + 1)^-1"""
+
+    @property
+    def variance(self) -> Tensor:
+        """[F, J, C, R] its diagonal"""
+
+    @property
+    def freedom(self) -> Tensor:
+        """[F, J, C] the trace of the hat matrix"""
 
 
-def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> "_Effects":
+def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     """Every client's v_i given its training rows, and its noise."""
     tag, common = shared["tag"], shared["noise"][..., None]  # [F, J, 1]
     before = private[f"{tag} noise"].permute(1, 2, 0)  # [F, J, C]

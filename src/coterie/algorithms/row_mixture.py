@@ -251,11 +251,12 @@ def _joint(shared: dict[str, Any], weights: Tensor, data: Block) -> Tensor:
     """Log densities of every row and component, with the client's proportions [F, J, R, C].  [F, J, R, C, N]"""
     residual = _scaled_residuals(shared, data)
     level = weights.log() - 0.5 * (2 * torch.pi * shared["noise"]).log()[..., None]
-    return torch.addcmul(level[..., None], residual, residual, value=-0.5, out=residual)  # type: ignore[no-any-return]
+    return torch.addcmul(level[..., None], residual, residual, value=-0.5, out=residual)
 
 
 def _scaled_residuals(shared: dict[str, Any], data: Block) -> Tensor:
     """Of every row under every component, over the noise's deviation: in one product.  [F, J, R, C, N]"""
     z, theta = rows_of(data), shared["theta"]
     residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1) / shared["noise"][..., None].sqrt()
-    return (residual.flatten(0, 2) @ z.flatten(0, 1).T).view(*theta.shape[:3], *z.shape[:2])
+    made: Tensor = residual.flatten(0, 2) @ z.flatten(0, 1).T
+    return made.view(*theta.shape[:3], *z.shape[:2])
