@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from coterie.threads import bound_waiting, for_work
+from coterie.threads import bound_waiting, for_work, side_by_side
 
 
 @pytest.fixture
@@ -65,3 +65,19 @@ def test_waiting_is_bounded_before_torch_is_imported():
     around = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=around)
     assert done.stdout.strip() == "2000"
+
+
+def test_tasks_side_by_side_share_the_threads_and_leave_them_as_they_were(two_threads):
+    assert side_by_side([torch.get_num_threads] * 2, 10_000_000) == [1, 1]
+    assert side_by_side([torch.get_num_threads] * 2, 1000) == [2, 2]  # one after the other
+    assert side_by_side([torch.get_num_threads] * 3, 10_000_000) == [2, 2, 2]
+    assert torch.get_num_threads() == 2
+
+
+def test_what_fails_side_by_side_is_raised(two_threads):
+    def fails():
+        raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        side_by_side([fails, torch.get_num_threads], 10_000_000)
+    assert torch.get_num_threads() == 2
