@@ -44,7 +44,6 @@ __all__ = [
 ]  # fmt: skip
 
 _DRAWN = 4  # clients that are asked for their own models, for every start
-_LIMITS = {"hessian": SQUARES, "curvature": SQUARES, "rows": COUNT, "n": COUNT, "there": ONCE}
 _FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
 _STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
 _SETTLED = 1e-3  # and after which it is known which clients belong together, so that clusters may grow again
@@ -170,15 +169,13 @@ def newton_ifca(
 
 def _step_ask(state: State, problem: Problem) -> Ask:
     fold: dict[str, Fold] = {"hessian": ByLabel("share"), "gradient": ByLabel("share"), "rows": ByLabel("share")}
-    fold |= {name: Sum() for name in ("objective", "precision", "there")}
-    if not problem.is_regression or not bool(state.hessian.any()):  # which in regression no model changes
-        fold |= {"curvature": Sum(), "n": Sum()}
+    fold |= {name: Sum() for name in ("objective", "precision", "there", "curvature", "n")}
     settings, clusters = state.theta.shape[1:3]
     second = 1 if problem.is_regression else settings  # derivatives of squares are the same for all
     return Ask(
         cluster_step, {"problem": problem, "theta": state.theta, "noise": state.noise}, fold, fresh=problem.fresh,
         scratch=problem.scratch(settings * clusters, second),
-        limits={name: limit for name, limit in _LIMITS.items() if name in fold},
+        limits={"hessian": SQUARES, "curvature": SQUARES, "rows": COUNT, "n": COUNT, "there": ONCE},
     )  # fmt: skip
 
 
@@ -196,9 +193,8 @@ def _moved(state: State, got: Replies, problem: Problem, penalty: Tensor, still:
         "theta": state.theta - step,
         "noise": got["there"] / got["precision"] if problem.is_regression else state.noise,
         "objective": got["objective"],
+        "hessian": got["curvature"][:, 0] / got["n"][..., None].clamp(min=1),
     }
-    if "curvature" in got.values:
-        new["hessian"] = got["curvature"][:, 0] / got["n"][..., None].clamp(min=1)
     kept: dict[str, Any] = {
         name: torch.where(_of(state.done, value), getattr(state, name), value) for name, value in new.items()
     }

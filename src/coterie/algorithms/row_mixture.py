@@ -36,7 +36,6 @@ __all__ = [
 
 _COLD = 0.1  # densities begin with this power
 _TRIAL = 0.35  # share of the rounds in which all starts advance
-_TOLD = 3  # rounds before the likeliest is taken in which likelihoods are asked for: in one of them nobody may answer
 _OWN_ROWS = 2.0  # common proportions count as so many rows of a client
 LEAST = 0.05  # smallest variance of a component, relative to all noise together
 _WEIGHT_STEPS = 20  # in which a client finds its proportions
@@ -49,7 +48,7 @@ class Mixed:
     theta: Tensor  # [F, J, R, P]
     weights: Tensor  # [F, J, R] common proportions
     noise: Tensor  # [F, J, R] variances
-    likelihood: Tensor  # [F, J] of all training rows, when it was last asked for
+    likelihood: Tensor  # [F, J] of all training rows
 
     def last(self) -> "Mixed":
         """The fit to all training rows."""
@@ -82,11 +81,10 @@ def row_mixture(
         if state.round == trial:
             state = _likeliest(state)
         power = torch.tensor(min(1.0, _COLD ** (1 - state.round / max(trial - 3, 1))), dtype=torch.float64)
-        told = trial - _TOLD <= state.round < trial or state.round == rounds - 1
-        fold = {name: Sum() for name in ("moments", "rows", *(["likelihood"] if told else []))}
+        fold = {name: Sum() for name in ("moments", "rows", "likelihood")}
         name = f"weights {n_components} {state.weights.shape[1]}"
         fresh = {name: torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
-        shared = {**_shared(state, problem), "power": power, "own": name, "told": told}
+        shared = {**_shared(state, problem), "power": power, "own": name}
         got = yield Ask(
             expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem), limits={"rows": COUNT}
         )
@@ -130,8 +128,7 @@ def _maximised(state: State, got: Replies, spread: Tensor) -> State:
     residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1)
     squares = torch.einsum("fjrp,fjrpq,fjrq->fjr", residual, moments, residual).clamp(min=0)
     noise = torch.maximum(squares / rows, LEAST * spread[:, None, None])
-    told = {"likelihood": got["likelihood"]} if "likelihood" in got.values else {}
-    return replace(state, theta=theta, noise=noise, weights=shares(got["rows"]), **told)
+    return replace(state, theta=theta, noise=noise, weights=shares(got["rows"]), likelihood=got["likelihood"])
 
 
 def _square(packed: Tensor, size: int) -> Tensor:
@@ -169,11 +166,15 @@ def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     weights = torch.where(own < 0, common, own)
     train = shared["problem"].masks(data)[0][:, None]  # [F, 1, C, N]
     joint = _joint(shared, weights, data)
-    told = {"likelihood": (joint.logsumexp(2) * train).sum(-1).movedim(2, 0)} if shared["told"] else {}
+    likelihood = (joint.logsumexp(2) * train).sum(-1)  # [F, J, C]
     gamma = responsible(joint if float(power) == 1 else joint.mul_(power), train)
     pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
     rows = gamma.sum(-1)  # [F, J, R, C]
-    reply = {"moments": RowProduct(pairs, gamma.permute(3, 4, 0, 1, 2)), "rows": rows.movedim(3, 0), **told}
+    reply = {
+        "moments": RowProduct(pairs, gamma.permute(3, 4, 0, 1, 2)),
+        "rows": rows.movedim(3, 0),
+        "likelihood": likelihood.movedim(2, 0),
+    }
     return reply, {name: _proportions(rows, common).movedim(3, 0)}
 
 
