@@ -79,7 +79,7 @@ class Alike:
 
     def __init__(self, at: Squares, mean: Tensor, root: Tensor) -> None:
         self._at, self._root = at, root
-        self._values, self._vectors = at.axes  # [F, C, P], [F, C, P, P]
+        self._values, self._vectors = at.train.axes  # [F, C, P], [F, C, P, P]
         self._loss, gradient, _ = at.quadratic(mean[:, :, None])
         self._slope = self._turned(gradient, self._vectors)
         d = root.diagonal(dim1=-2, dim2=-1)

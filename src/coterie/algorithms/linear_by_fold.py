@@ -168,8 +168,8 @@ def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Ten
     products = private["products"]  # [C, V + 1, Q, Q]
     formed = not bool(((products[..., -2, -2].sum(1) == 0) & (data.n > 0)).any())
     products = products if formed else _products(problem, data)
-    at = data.once(("squares", problem.n_folds, problem.held), lambda: Squares(problem, products))
-    return at, {} if formed else {"products": products}
+    train = data.once(("training sums", problem.n_folds, problem.held), lambda: _training_sums(problem, products))
+    return Squares(problem, products, train), {} if formed else {"products": products}
 
 
 def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
@@ -180,11 +180,8 @@ def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
 class Squares:
     """Regression from sums of products, kept by fold: [C, V + 1, Q, Q] with Q = D + 2 (features, intercept, target)."""
 
-    def __init__(self, problem: Problem, products: Tensor) -> None:
-        self._parts, self._numbers = products, problem.held
-        last = problem.n_folds
-        every = products[:, :last].sum(1)
-        self.train = _Sums(torch.stack([every if h == last else every - products[:, h] for h in problem.held]))
+    def __init__(self, problem: Problem, products: Tensor, train: "_Sums") -> None:
+        self._parts, self._numbers, self.train = products, problem.held, train
         self.n, self.n_held = self.train.n, products[:, list(problem.held), -2, -2].T[:, None]
 
     def loss(self, theta: Tensor) -> Tensor:
@@ -197,15 +194,15 @@ class Squares:
         loss, gradient, hessian = self.quadratic(theta)
         return loss, *projected(root, gradient, hessian)
 
-    @cached_property
-    def axes(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues and eigenvectors of second derivatives.  [F, C, P], [F, C, P, P]"""
-        values, vectors = torch.linalg.eigh(self.train.a)
-        return values.clamp(min=0), vectors
-
     def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         loss = _Sums(torch.stack([self._parts[:, h] for h in self._numbers])).loss(theta)
         return loss, 2 * loss
+
+
+def _training_sums(problem: Problem, products: Tensor) -> "_Sums":
+    last = problem.n_folds
+    every = products[:, :last].sum(1)
+    return _Sums(torch.stack([every if h == last else every - products[:, h] for h in problem.held]))
 
 
 class _Sums:
@@ -213,7 +210,15 @@ class _Sums:
 
     def __init__(self, products: Tensor) -> None:
         self.a, self.b = products[..., :-1, :-1].contiguous(), products[..., :-1, -1].contiguous()
-        self.squares, self.n = products[:, None, :, -1, -1], products[:, None, :, -2, -2]  # [F, 1, C]
+        self.squares, self.n = (
+            products[:, None, :, at, at].clone() for at in (-1, -2)
+        )  # [F, 1, C]: a view would keep all
+
+    @cached_property
+    def axes(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors of second derivatives.  [F, C, P], [F, C, P, P]"""
+        values, vectors = torch.linalg.eigh(self.a)
+        return values.clamp(min=0), vectors
 
     def loss(self, theta: Tensor) -> Tensor:
         """[F, J, C | 1, P] -> [F, J, C]; of models that clients have in common, as one product for all clients."""
