@@ -46,6 +46,7 @@ __all__ = [
 Kind = Literal["intercept", "same", "diagonal", "full"]
 
 OWN = "own model"  # under this name clients keep a model of their own
+_MOMENTS, _ABOUT_MEAN = 1, 2  # what clients are asked for beside their noise: bits of a number
 _NOISE_STEPS = 3  # of a client's own noise, which depends on its model, which depends on the noise
 _FAR = 0.5  # log odds of a standard deviation by which the mean of classifiers moves in a round, at most
 _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
@@ -159,8 +160,8 @@ def random_effects(
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
         if centre:
             fold |= {name: Sum() for name in ("slope", "information")}
-        how: dict[str, Any] = {"steps": _steps(problem, state.round), "centre": centre, "learn": learn}
-        got = yield _ask(expect_effects, state, problem, tag, fold, **how)
+        wanted = _MOMENTS * learn + _ABOUT_MEAN * centre
+        got = yield _ask(expect_effects, state, problem, tag, fold, steps=_steps(problem, state.round), wanted=wanted)
         if got is not None and got.n:
             state = _maximised(state, got, problem, kinds if learn else ())
         state = replace(state, round=state.round + 1)
@@ -282,11 +283,11 @@ def fresh_model(problem: Problem) -> Tensors:
 
 def _ask(
     step: Any, prior: Prior, problem: Problem, tag: str, fold: dict[str, Any], *, steps: int, keep: int | None = None,
-    centre: bool = False, learn: bool = False,
+    wanted: int = 0,
 ) -> Ask:  # fmt: skip
     shared = {
         "problem": problem, "mean": prior.mean, "root": prior.root, "noise": prior.noise, "tag": tag, "steps": steps,
-        "keep": keep, "centre": centre, "learn": learn,
+        "keep": keep, "wanted": wanted,
     }  # fmt: skip
     shape = prior.root.shape
     nothing = torch.zeros(shape[0], shape[1], shape[3], dtype=torch.float64)
@@ -309,9 +310,9 @@ def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data
     found = _effects(shared, private, at)
     there = (at.n > 0).to(torch.float64)  # [F, 1, C]: who has no training rows would only repeat the prior
     reply = {"count": there, "precision": there / found.next_noise}
-    if shared["learn"]:
+    if shared["wanted"] & _MOMENTS:
         reply |= _moments(found, there)
-    if shared["centre"]:
+    if shared["wanted"] & _ABOUT_MEAN:
         reply |= _about_mean(shared, at, found, there)
     return _by_client(reply), {**products, **_kept(shared, found)}
 
