@@ -17,6 +17,7 @@ from coterie.threads import for_work
 __all__ = ["Answer", "Worker", "completed", "same_form"]
 
 _CUTS = 16  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
+_LITTLE = 1024  # bytes
 _ROOM = 4  # blocks whose memory is for that
 
 
@@ -332,8 +333,8 @@ def completed(ask: Ask, answer: Answer, ids: Tensor, expected: Mapping[str, Tens
 
 
 def _rounded_up(room: int) -> int:
-    """To a power of two."""
-    return 1 << max(room - 1, 0).bit_length()
+    """To a power of two; little room stays as it is."""
+    return room if room < _LITTLE else 1 << (room - 1).bit_length()
 
 
 def _cut(value: Any, runs: slice, keep: slice | Tensor) -> Any:
