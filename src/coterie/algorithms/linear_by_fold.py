@@ -11,6 +11,7 @@ by fold are all that is needed of the rows; clients form them when they are firs
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -23,7 +24,7 @@ from coterie.models import weighted
 from coterie.models.outcomes import outcome_of
 from coterie.protocol import Block, Limit, Tensors
 
-__all__ = ["NOISE_ROWS", "Curves", "Problem", "curves", "noise_level"]
+__all__ = ["NOISE_ROWS", "Curves", "Problem", "Squares", "curves", "noise_level"]
 
 _FEW_ROWS = 16  # of a client, over which its matrix of second derivatives is counted
 NOISE_ROWS = 10.0  # a client's own noise variance counts as if the common one had been seen in so many rows
@@ -115,6 +116,9 @@ class Problem:
 
     def masks(self, data: Block) -> tuple[Tensor, Tensor]:
         """How much rows count that are trained on, and those that are held out; the others are 0.  [F, C, N]"""
+        return data.once(("masks", self), lambda: self._masks(data))
+
+    def _masks(self, data: Block) -> tuple[Tensor, Tensor]:
         numbers = torch.tensor(self.held).view(-1, 1, 1)
         train = (data.folds != numbers) & (data.folds != self.n_folds)
         mass, held = train * data.mass, (data.folds == numbers) * data.mass
@@ -162,10 +166,10 @@ def curves(problem: Problem, private: Tensors, data: Block) -> tuple[Curves, Ten
     if not problem.is_regression:
         return LogOdds(problem, data), {}
     products = private["products"]  # [C, V + 1, Q, Q]
-    if bool(((products[..., -2, -2].sum(1) == 0) & (data.n > 0)).any()):  # not formed yet
-        products = _products(problem, data)
-        return _Squares(problem, products), {"products": products}
-    return _Squares(problem, products), {}
+    formed = not bool(((products[..., -2, -2].sum(1) == 0) & (data.n > 0)).any())
+    products = products if formed else _products(problem, data)
+    train = data.once(("training sums", problem.n_folds, problem.held), lambda: _training_sums(problem, products))
+    return Squares(problem, products, train), {} if formed else {"products": products}
 
 
 def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
@@ -173,40 +177,66 @@ def noise_level(half_squares: Tensor, n: Tensor, common: Tensor) -> Tensor:
     return (NOISE_ROWS * common + 2 * half_squares) / (NOISE_ROWS + n)
 
 
-class _Squares:
+class Squares:
     """Regression from sums of products, kept by fold: [C, V + 1, Q, Q] with Q = D + 2 (features, intercept, target)."""
 
-    def __init__(self, problem: Problem, products: Tensor) -> None:
-        last = problem.n_folds
-        every = products[:, :last].sum(1, keepdim=True)
-        held = products[:, list(problem.held)]
-        judged_by_test = torch.tensor([h == last for h in problem.held]).view(1, -1, 1, 1)
-        train = torch.where(judged_by_test, every, every - held)
-        self.train, self.held = train.transpose(0, 1), held.transpose(0, 1)  # [F, C, Q, Q]
-        self.n, self.n_held = self.train[:, None, :, -2, -2], self.held[:, None, :, -2, -2]
+    def __init__(self, problem: Problem, products: Tensor, train: "_Sums") -> None:
+        self._parts, self._numbers, self.train = products, problem.held, train
+        self.n, self.n_held = self.train.n, products[:, list(problem.held), -2, -2].T[:, None]
 
     def loss(self, theta: Tensor) -> Tensor:
-        return 0.5 * _squared_errors(self.train, theta)
+        return self.train.loss(theta)
 
     def quadratic(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, b = self.train[..., :-1, :-1], self.train[..., :-1, -1]
-        gradient = torch.einsum("fcpq,fjcq->fjcp", a, theta.expand(-1, -1, a.shape[1], -1)) - b[:, None]
-        return self.loss(theta), gradient, a[:, None]
+        return *self.train.loss_and_gradient(theta), self.train.a[:, None]
 
     def along(self, theta: Tensor, root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss, gradient, hessian = self.quadratic(theta)
         return loss, *projected(root, gradient, hessian)
 
     def held_out(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        squares = _squared_errors(self.held, theta)
-        return 0.5 * squares, squares
+        loss = _Sums(torch.stack([self._parts[:, h] for h in self._numbers])).loss(theta)
+        return loss, 2 * loss
 
 
-def _squared_errors(products: Tensor, theta: Tensor) -> Tensor:
-    """[F, C, Q, Q], [F, J, C | 1, Q - 1] -> [F, J, C]; rounding may not make them negative."""
-    theta = theta.expand(-1, -1, products.shape[1], -1)
-    residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1)
-    return torch.einsum("fjcp,fcpq,fjcq->fjc", residual, products, residual).clamp(min=0.0)
+def _training_sums(problem: Problem, products: Tensor) -> "_Sums":
+    last = problem.n_folds
+    every = products[:, :last].sum(1)
+    return _Sums(torch.stack([every if h == last else every - products[:, h] for h in problem.held]))
+
+
+class _Sums:
+    """Half the squared errors of some rows, from sums of their products [F, C, Q, Q]: (t^T A t - 2 t^T b + y^T y) / 2."""
+
+    def __init__(self, products: Tensor) -> None:
+        self.a, self.b = products[..., :-1, :-1].contiguous(), products[..., :-1, -1].contiguous()
+        self.squares, self.n = (
+            products[:, None, :, at, at].clone() for at in (-1, -2)
+        )  # [F, 1, C]: a view would keep all
+
+    @cached_property
+    def axes(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors of second derivatives.  [F, C, P], [F, C, P, P]"""
+        values, vectors = torch.linalg.eigh(self.a)
+        return values.clamp(min=0), vectors
+
+    def loss(self, theta: Tensor) -> Tensor:
+        """[F, J, C | 1, P] -> [F, J, C]; of models that clients have in common, as one product for all clients."""
+        if theta.shape[2] != 1 or self.a.shape[1] == 1:
+            return self.loss_and_gradient(theta)[0]
+        outer = (theta * theta.transpose(-2, -1)).flatten(2)  # [F, J, P P]
+        twice = outer @ self.a.flatten(2).transpose(1, 2) - 2 * theta[:, :, 0] @ self.b.transpose(1, 2)
+        return _half(twice + self.squares)
+
+    def loss_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """[F, J, C | 1, P] -> [F, J, C], [F, J, C, P]"""
+        gradient = (theta.transpose(1, 2) @ self.a).transpose(1, 2) - self.b[:, None]
+        return _half(((gradient - self.b[:, None]) * theta).sum(-1) + self.squares), gradient
+
+
+def _half(squares: Tensor) -> Tensor:
+    """Rounding may not make them negative."""
+    return 0.5 * squares.clamp(min=0.0)
 
 
 def _products(problem: Problem, data: Block) -> Tensor:

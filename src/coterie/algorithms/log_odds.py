@@ -134,7 +134,12 @@ def projected(root: Tensor, gradient: Tensor, hessian: Tensor) -> tuple[Tensor, 
     if root.shape[-2] == root.shape[-1] and not bool(root.tril(-1).any()) and not bool(root.triu(1).any()):
         d = root.diagonal(dim1=-2, dim2=-1)[:, :, None]
         return d * gradient, (d[..., None] * d[..., None, :]) * hessian
-    curve = torch.einsum("fjpr,fjcpq,fjqs->fjcrs", root, hessian.expand(-1, root.shape[1], -1, -1, -1), root)
+    if hessian.shape[1] == 1:  # the same for all settings: one product with all their columns
+        columns = root.transpose(1, 2).flatten(2)  # [F, P, J R]
+        half = (hessian[:, 0].flatten(1, 2) @ columns).view(*hessian[:, 0].shape[:3], root.shape[1], -1)
+        curve = torch.einsum("fjpr,fcpjs->fjcrs", root, half)
+    else:
+        curve = torch.einsum("fjpr,fjcpq,fjqs->fjcrs", root, hessian, root)
     return torch.einsum("fjpr,fjcp->fjcr", root, gradient), curve
 
 

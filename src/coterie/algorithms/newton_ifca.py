@@ -170,9 +170,11 @@ def newton_ifca(
 def _step_ask(state: State, problem: Problem) -> Ask:
     fold: dict[str, Fold] = {"hessian": ByLabel("share"), "gradient": ByLabel("share"), "rows": ByLabel("share")}
     fold |= {name: Sum() for name in ("objective", "precision", "there", "curvature", "n")}
+    settings, clusters = state.theta.shape[1:3]
+    second = 1 if problem.is_regression else settings  # derivatives of squares are the same for all
     return Ask(
         cluster_step, {"problem": problem, "theta": state.theta, "noise": state.noise}, fold, fresh=problem.fresh,
-        scratch=problem.scratch(state.theta.shape[1] * state.theta.shape[2], state.theta.shape[1]),
+        scratch=problem.scratch(settings * clusters, second),
         limits={"hessian": SQUARES, "curvature": SQUARES, "rows": COUNT, "n": COUNT, "there": ONCE},
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
-from coterie.algorithms.row_mixture import LEAST, normal, rows_of, settled, shares
+from coterie.algorithms.row_mixture import LEAST, responsible, rows_of, settled, shares
 from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, one_run_at_a_time
 
 __all__ = ["NoiseModel", "State", "expect_noise", "judge_noise", "judge_noise_ask", "noise_model", "widen_noise"]
@@ -96,12 +96,14 @@ def judge_noise_ask(found: NoiseModel, problem: Problem) -> Ask:
 @one_run_at_a_time
 def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """A step of Fisher's scoring for a variance that is log-linear in the features.  -> [C, F, P], [C, F, P, P]"""
-    train, _ = shared["problem"].masks(data)
+    problem = shared["problem"]
+    train, _ = problem.masks(data)
     x = rows_of(data)[..., :-1]
     residual, _ = _scaled_residuals(shared, data)
     excess = 0.5 * (residual.square().clamp(max=_FAR) - 1) * train  # one row does not make noise wide
     slope = torch.einsum("fcn,cnp->cfp", excess, x)
-    return {"slope": slope, "information": 0.5 * torch.einsum("fcn,cnp,cnq->cfpq", train, x, x)}, {}
+    information = data.once(("information", problem), lambda: 0.5 * torch.einsum("fcn,cnp,cnq->cfpq", train, x, x))
+    return {"slope": slope, "information": information}, {}
 
 
 @answers(moments=Sum())
@@ -110,29 +112,37 @@ def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
     """Sums of residuals' powers by responsibility.  -> [C, F, R, 3]"""
     train, _ = shared["problem"].masks(data)
     residual, _ = _scaled_residuals(shared, data)
-    density = normal(residual[:, :, None] - shared["centre"][:, None, :, None], shared["noise"][:, None, :, None])
-    gamma = (shared["weights"].log()[:, None, :, None] + density).softmax(2) * train[:, :, None]  # [F, C, R, N]
-    powers = torch.stack([torch.ones_like(residual), residual, residual.square()], -1)  # [F, C, N, 3]
-    return {"moments": (gamma @ powers).transpose(0, 1)}, {}
+    noise = shared["noise"][..., None, None]  # [F, R, 1, 1]
+    joint = residual[:, None] - shared["centre"][..., None, None]  # [F, R, C, N]
+    level = shared["weights"].log()[..., None, None] - 0.5 * (2 * torch.pi * noise).log()
+    torch.addcmul(level, joint.square_(), -0.5 / noise, out=joint)
+    gamma, sums = responsible(joint, train), []
+    for power in range(3):
+        sums.append((gamma.mul_(residual[:, None]) if power else gamma).sum(-1))
+    return {"moments": torch.stack(sums, -1).movedim(2, 0)}, {}
 
 
 @answers(loss=Stack(), plain=Stack())
 @one_run_at_a_time
 def judge_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Minus the log-likelihood of held-out rows, with the noise's shape and with normal noise.  -> [C, F] each"""
-    train, held = (mask.transpose(0, 1) for mask in shared["problem"].masks(data))  # [C, F, N]
-    scaled, log_variance = (value.transpose(0, 1) for value in _scaled_residuals(shared, data))
-    noise, common = shared["noise"][..., None], shared["weights"]
-    loss, _ = settled(scaled[:, :, None] - shared["centre"][..., None], noise, common, train, held, own=False)
+    train, held = shared["problem"].masks(data)  # [F, C, N]
+    scaled, log_variance = _scaled_residuals(shared, data)
+    noise, common = shared["noise"][..., None], shared["weights"][..., None]
+    squares = (scaled[:, None] - shared["centre"][..., None, None]).square_().div_(noise[..., None])  # [F, R, C, N]
+    loss, _ = settled(squares, noise, common, train, held, own=False)
     loss = loss + 0.5 * (log_variance * held).sum(-1)
-    residual, width = (scaled * (0.5 * log_variance).exp())[:, :, None], shared["spread"][:, None, None]
-    plain, _ = settled(residual, width, torch.ones_like(common[:, :1]), train, held, own=False)
-    return {"loss": loss, "plain": plain}, {}
+    width = shared["spread"][:, None, None]
+    squares = scaled.square() * log_variance.exp() / width
+    plain, _ = settled(squares[:, None], width, torch.ones_like(common[:, :1]), train, held, own=False)
+    return {"loss": loss.T, "plain": plain.T}, {}
 
 
 def _scaled_residuals(shared: dict[str, Any], data: Block) -> tuple[Tensor, Tensor]:
     """Residuals over their deviation, and the logarithm of its square.  [F, C, N]"""
     z = rows_of(data)
-    outputs, log_variance = (torch.einsum("cnp,fp->fcn", z[..., :-1], shared[name]) for name in ("theta", "width"))
+    theta, width = shared["theta"], shared["width"]
+    lines = torch.cat([torch.cat([-theta, torch.ones_like(theta[:, :1])], 1), torch.nn.functional.pad(width, (0, 1))])
+    residual, log_variance = (lines @ z.flatten(0, 1).T).view(2, len(theta), *z.shape[:2])
     log_variance = log_variance.clamp(-_FAR, _FAR)
-    return (z[..., -1] - outputs) * (-0.5 * log_variance).exp(), log_variance
+    return residual * (-0.5 * log_variance).exp(), log_variance

@@ -11,12 +11,13 @@ own, drawn to a common one.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.linear_by_fold import Curves, Problem, curves, noise_level
+from coterie.algorithms.effects_of_squares import effects_of_squares
+from coterie.algorithms.linear_by_fold import Curves, Problem, Squares, curves, noise_level
 from coterie.algorithms.outcome_curves import Likelihood
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
 from coterie.models import Dense
@@ -45,6 +46,7 @@ __all__ = [
 Kind = Literal["intercept", "same", "diagonal", "full"]
 
 OWN = "own model"  # under this name clients keep a model of their own
+_MOMENTS, _ABOUT_MEAN = 1, 2  # what clients are asked for beside their noise: bits of a number
 _NOISE_STEPS = 3  # of a client's own noise, which depends on its model, which depends on the noise
 _FAR = 0.5  # log odds of a standard deviation by which the mean of classifiers moves in a round, at most
 _CENTRE_EVERY = 4  # rounds: the mean moves little, and takes clients long
@@ -158,7 +160,8 @@ def random_effects(
             fold |= {name: Sum() for name in ("second", "stretch", "stiffness")}
         if centre:
             fold |= {name: Sum() for name in ("slope", "information")}
-        got = yield _ask(expect_effects, state, problem, tag, fold, steps=_steps(problem, state.round), centre=centre)
+        wanted = _MOMENTS * learn + _ABOUT_MEAN * centre
+        got = yield _ask(expect_effects, state, problem, tag, fold, steps=_steps(problem, state.round), wanted=wanted)
         if got is not None and got.n:
             state = _maximised(state, got, problem, kinds if learn else ())
         state = replace(state, round=state.round + 1)
@@ -280,11 +283,11 @@ def fresh_model(problem: Problem) -> Tensors:
 
 def _ask(
     step: Any, prior: Prior, problem: Problem, tag: str, fold: dict[str, Any], *, steps: int, keep: int | None = None,
-    centre: bool = False,
+    wanted: int = 0,
 ) -> Ask:  # fmt: skip
     shared = {
         "problem": problem, "mean": prior.mean, "root": prior.root, "noise": prior.noise, "tag": tag, "steps": steps,
-        "keep": keep, "centre": centre,
+        "keep": keep, "wanted": wanted,
     }  # fmt: skip
     shape = prior.root.shape
     nothing = torch.zeros(shape[0], shape[1], shape[3], dtype=torch.float64)
@@ -306,23 +309,23 @@ def expect_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data
     at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
     there = (at.n > 0).to(torch.float64)  # [F, 1, C]: who has no training rows would only repeat the prior
-    noiseless = not shared["problem"].is_regression
-    outer = torch.addcmul(found.covariance, found.v[..., None], found.v[..., None, :])
-    projected = found.projected if noiseless else found.projected / found.noise[..., None, None]
-    pull = found.v.square() - (projected * found.covariance).sum(-1)  # at the mode the slope is -v
-    reply = {
-        "count": there,
-        "precision": there / found.next_noise,
-        "second": outer,
-        "stretch": pull,
-        "stiffness": projected * outer,
-    }
-    if not bool(there.all()):
-        for name in ("second", "stretch", "stiffness"):
-            reply[name] = reply[name] * there.view(*there.shape, *(1,) * (reply[name].dim() - 3))
-    if shared["centre"]:
+    reply = {"count": there, "precision": there / found.next_noise}
+    if shared["wanted"] & _MOMENTS:
+        reply |= _moments(found, there)
+    if shared["wanted"] & _ABOUT_MEAN:
         reply |= _about_mean(shared, at, found, there)
     return _by_client(reply), {**products, **_kept(shared, found)}
+
+
+def _moments(found: "_Effects", there: Tensor) -> Tensors:
+    """Second moments of v_i, and how the likelihood changes as columns of B are stretched."""
+    outer = torch.addcmul(found.covariance, found.v[..., None], found.v[..., None, :])
+    pull = found.v.square() + found.variance - 1  # at the mode the slope is -v, and B^T H B times the covariance 1 - it
+    stiffness = (found.projected * outer).div_(found.noise[..., None, None])
+    moments = {"second": outer, "stretch": pull, "stiffness": stiffness}
+    if bool(there.all()):
+        return moments
+    return {name: value * there.view(*there.shape, *(1,) * (value.dim() - 3)) for name, value in moments.items()}
 
 
 def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Tensor) -> Tensors:
@@ -332,7 +335,7 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     _, gradient, hessian = at.quadratic(models)
     scaled = hessian / found.noise[..., None, None]  # [F, J, C, P, P]
     seen = torch.einsum("fjcpq,fjqr->fjcpr", scaled, root)
-    known = scaled - seen @ found.covariance @ seen.transpose(-2, -1)
+    known = scaled.sub_(seen @ found.covariance @ seen.transpose(-2, -1))
     slope = gradient / found.noise[..., None]
     if isinstance(at, Likelihood) and shared["problem"].n_extra:
         unsure = torch.einsum("fjpr,fjcrs,fjqs->fjcpq", root, found.covariance, root)
@@ -353,9 +356,8 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     kept = {**products, **_kept(shared, found)}
     if shared["keep"] is not None:
         kept[OWN] = models[:, shared["keep"]].transpose(0, 1)
-    seen = found.projected / found.noise[..., None, None]
-    df = torch.einsum("fjcrs,fjcsr->fjc", seen, found.covariance).clamp(min=0)  # the trace of the hat matrix
-    return _by_client({"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v, "df": df}), kept
+    reply = {"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v, "df": found.freedom}
+    return _by_client(reply), kept
 
 
 @answers()
@@ -372,59 +374,91 @@ def adapt_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     return {}, {**products, **_kept(shared, found), **own}
 
 
-@dataclass(frozen=True)
-class _Effects:
-    v: Tensor  # [F, J, C, R] mode
-    factor: Tensor  # [F, J, C, R, R] of its precision
-    projected: Tensor  # [F, J, C, R, R] B^T H B
-    noise: Tensor  # [F, J, C] that mode and precision rest on
-    next_noise: Tensor  # [F, J, C] that follows from them
+class _Effects(Protocol):
+    """What is known of v_i, given the noise."""
 
-    @cached_property
+    @property
+    def v(self) -> Tensor:
+        """[F, J, C, R] mode"""
+
+    @property
+    def noise(self) -> Tensor:
+        """[F, J, C] that mode and covariance rest on"""
+
+    @property
+    def next_noise(self) -> Tensor:
+        """[F, J, C] that follows from them"""
+
+    @property
+    def projected(self) -> Tensor:
+        """[F, J, C, R, R] B^T H B"""
+
+    @property
     def covariance(self) -> Tensor:
-        """[F, J, C, R, R]"""
-        return torch.cholesky_inverse(self.factor)
+        """[F, J, C, R, R] (B^T H B / noise + 1)^-1"""
+
+    @property
+    def variance(self) -> Tensor:
+        """[F, J, C, R] its diagonal"""
+
+    @property
+    def freedom(self) -> Tensor:
+        """[F, J, C] the trace of the hat matrix"""
 
 
 def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
     """Every client's v_i given its training rows, and its noise."""
-    regression, steps, tag = shared["problem"].is_regression, shared["steps"], shared["tag"]
-    common = shared["noise"][..., None]  # [F, J, 1]
+    tag, common = shared["tag"], shared["noise"][..., None]  # [F, J, 1]
     before = private[f"{tag} noise"].permute(1, 2, 0)  # [F, J, C]
-    next_noise = torch.where(before > 0, before, common)
+    noise = torch.where(before > 0, before, common)
+    if isinstance(at, Squares):
+        found = effects_of_squares(at, shared["mean"], shared["root"])
+        for _ in range(min(shared["steps"], _NOISE_STEPS)):
+            found.settle(noise)
+            noise = noise_level(found.loss + 0.5 * found.noise * found.freedom, at.n, common)
+        found.next_noise = noise
+        return found
     v = private[f"{tag} effects"].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
-    for _ in range(min(steps, _NOISE_STEPS) if regression else 1):
-        noise = next_noise
-        v, factor, projected = _mode(shared, at, v, noise, 1 if regression else steps)
-        found = _Effects(v, factor, projected, noise, next_noise)
-        if regression:
-            unsure = 0.5 * torch.einsum("fjcrs,fjcsr->fjc", projected, found.covariance)
-            loss = at.loss(_models(shared["mean"], shared["root"], v))
-            next_noise = noise_level(loss + unsure, at.n, common)
-    return replace(found, next_noise=next_noise)
+    return _AtMode(*_mode(shared, at, v, shared["steps"]), noise, noise)
 
 
-def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's method for loss(m + B v) / noise + |v|^2 / 2.  -> mode, factor of the precision there, B^T H B
+@dataclass(frozen=True)
+class _AtMode:
+    """A normal approximation, where there is no noise."""
+
+    v: Tensor
+    factor: Tensor  # [F, J, C, R, R] of the precision
+    projected: Tensor
+    noise: Tensor
+    next_noise: Tensor
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        return torch.cholesky_inverse(self.factor)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def freedom(self) -> Tensor:
+        return (1 - self.variance).sum(-1).clamp(min=0)
+
+
+def _mode(shared: dict[str, Any], at: Curves, v: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Newton's method for loss(m + B v) + |v|^2 / 2.  -> mode, factor of the precision there, B^T H B
 
     Settings for which it has come to rest, for all these clients, take no further steps.
     """
-    one, sure = (
-        torch.eye(v.shape[-1], dtype=v.dtype),
-        not shared["problem"].is_regression,
-    )  # other outcomes have no noise
+    one = torch.eye(v.shape[-1], dtype=v.dtype)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []  # of settings that rest: v, factor, B^T H B
     places, on = [], torch.arange(v.shape[1])
     mean, root = shared["mean"], shared["root"]  # [F, J, P], [F, J, P, R]
     halvings = _OUTCOME_HALVINGS if shared["problem"].outcome else _HALVINGS
     for left in range(steps - 1, -1, -1):
         loss, pull, projected = at.along(_models(mean, root, v), root)
-        slope, precision = (pull, projected) if sure else (pull / noise[..., None], projected / noise[..., None, None])
-        slope, precision = slope + v, precision + one
-        factor = torch.linalg.cholesky(precision)
+        slope, factor = pull + v, torch.linalg.cholesky(projected + one)
         step = torch.cholesky_solve(slope[..., None], factor)[..., 0]
-        if not sure:
-            return v - step, factor, projected
         gain = (slope * step).sum(-1)  # [F, J, C] twice what the step gains, were the loss quadratic
         if bool((gain < _SURE).all()):
             v = v - step
@@ -435,7 +469,7 @@ def _mode(shared: dict[str, Any], at: Curves, v: Tensor, noise: Tensor, steps: i
             continue
         parts.append((v[:, ~moves], factor[:, ~moves], projected[:, ~moves]))
         places.append(on[~moves])
-        on, v, mean, root, noise = on[moves], v[:, moves], mean[:, moves], root[:, moves], noise[:, moves]
+        on, v, mean, root = on[moves], v[:, moves], mean[:, moves], root[:, moves]
         if not len(on):
             break
     if len(parts) == 1:

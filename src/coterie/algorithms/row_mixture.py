@@ -30,7 +30,7 @@ from coterie.protocol import (
 )
 
 __all__ = [
-    "LEAST", "Mixed", "State", "expect_rows", "judge_mixed", "judge_mixed_ask", "normal", "row_mixture", "rows_of",
+    "LEAST", "Mixed", "State", "expect_rows", "judge_mixed", "judge_mixed_ask", "responsible", "row_mixture", "rows_of",
     "settled", "shares",
 ]  # fmt: skip
 
@@ -156,71 +156,84 @@ def _scratch(state: Mixed, problem: Problem) -> int:
     return 6 * state.weights.numel() + (problem.n_features + 2) * (problem.n_features + 3) // 2
 
 
-# -- on the client: values lie [C, F, J, R, N], with rows last ----------------------------------------------------------
+# -- on the client: values lie [F, J, R, C, N], so that rows of all clients are columns of one matrix --------------------
 @answers(moments=Sum(), rows=Sum(), likelihood=Sum())
 @one_run_at_a_time
 def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """The E-step: sums of products of training rows by responsibility, and new proportions of the client's own."""
-    name = shared["own"]
-    common, own = shared["weights"], private[name]  # [F, J, R], [C, F, J, R]
+    name, power = shared["own"], shared["power"]
+    common, own = shared["weights"][..., None], private[name].movedim(0, -1)  # [F, J, R, 1], [F, J, R, C]
     weights = torch.where(own < 0, common, own)
-    train, _ = _masks(shared["problem"], data)
-    joint = normal(_residuals(shared, data), shared["noise"][..., None]) + weights.log()[..., None]  # [C, F, J, R, N]
-    gamma = (shared["power"] * joint).softmax(3) * train[:, :, None, None]
+    train = shared["problem"].masks(data)[0][:, None]  # [F, 1, C, N]
+    joint = _joint(shared, weights, data)
+    likelihood = (joint.logsumexp(2) * train).sum(-1)  # [F, J, C]
+    gamma = responsible(joint if float(power) == 1 else joint.mul_(power), train)
     pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
-    rows = gamma.sum(-1)
+    rows = gamma.sum(-1)  # [F, J, R, C]
     reply = {
-        "moments": RowProduct(pairs, gamma.permute(0, 4, 1, 2, 3)),
-        "rows": rows,
-        "likelihood": (joint.logsumexp(3) * train[:, :, None]).sum(-1),
+        "moments": RowProduct(pairs, gamma.permute(3, 4, 0, 1, 2)),
+        "rows": rows.movedim(3, 0),
+        "likelihood": likelihood.movedim(2, 0),
     }
-    return reply, {name: _proportions(rows, common)}
+    return reply, {name: _proportions(rows, common).movedim(3, 0)}
 
 
 @answers(loss=Stack(), metric=Stack(), rows=Stack())
 @one_run_at_a_time
 def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Find the client's proportions and noise in its training rows, and judge the mixture by the held-out ones."""
-    train, held = (mask[:, :, None] for mask in _masks(shared["problem"], data))  # [C, F, 1, N]
-    noise, common = shared["noise"][..., None], shared["weights"]
-    loss, weights = settled(_residuals(shared, data), noise, common, train, held, own=True)
+    train, held = (mask[:, None] for mask in shared["problem"].masks(data))  # [F, 1, C, N]
+    noise, common = shared["noise"][..., None], shared["weights"][..., None]
+    squares = _scaled_residuals(shared, data).square_()
+    loss, weights = settled(squares, noise, common, train, held, own=True)
     z = rows_of(data)
-    theta = torch.einsum("cfjr,fjrp->cfjp", weights, shared["theta"])
+    theta = torch.einsum("fjrc,fjrp->cfjp", weights, shared["theta"])
     expected = (theta.flatten(1, 2) @ z[..., :-1].transpose(1, 2)).view(*theta.shape[:3], -1)  # [C, F, J, N]
-    squares = (expected - z[..., -1][:, None, None]).square()
-    return {"loss": loss, "metric": (squares * held).sum(-1), "rows": held.sum(-1)}, {}
+    wrong = ((expected - z[..., -1][:, None, None]).square().movedim(0, 2) * held).sum(-1)
+    reply = {"loss": loss, "metric": wrong, "rows": held.sum(-1)}  # [F, J, C]
+    return {name: value.movedim(2, 0) for name, value in reply.items()}, {}
 
 
 def settled(
-    residual: Tensor, noise: Tensor, common: Tensor, train: Tensor, held: Tensor, *, own: bool
+    squares: Tensor, noise: Tensor, common: Tensor, train: Tensor, held: Tensor, *, own: bool
 ) -> tuple[Tensor, Tensor]:
     """Minus the log-likelihood of held-out rows, once the client knows how wide its noise is, and its proportions if `own`.
 
-    residual [C, ..., R, N], noise [..., R, 1], common [..., R], masks [C, ..., N] -> [C, ...], weights [C, ..., R]
+    squares [..., R, C, N] of residuals over the noise, noise and common [..., R, 1], masks [..., C, N]
+    -> [..., C], weights [..., R, C]
     """
-    weights = common.expand(len(residual), *common.shape)
-    wide = torch.ones_like(residual[..., 0, 0])  # [C, ...] factor on all variances
-    n, squares = train.sum(-1), residual.square() / noise
-    constant = (2 * torch.pi * noise).log()
+    weights = common.expand(squares.shape[:-1])
+    wide = torch.ones_like(squares[..., 0, :, 0])  # [..., C] factor on all variances
+    n, constant, joint = train.sum(-1), 0.5 * (2 * torch.pi * noise).log(), torch.empty_like(squares)
     for _ in range(_WEIGHT_STEPS):
-        joint = weights.log()[..., None] - 0.5 * (squares / wide[..., None, None] + constant)  # up to a constant
-        gamma = joint.softmax(-2) * train[..., None, :]
+        level = (weights.log() - constant)[..., None]  # up to a constant
+        gamma = responsible(_normal(squares, wide, level, joint), train)
         if own:
             weights = _proportions(gamma.sum(-1), common)
-        wide = (NOISE_ROWS + (gamma * squares).sum((-2, -1))) / (NOISE_ROWS + n)
-    density = normal(residual, noise * wide[..., None, None])
-    likelihood = (weights.log()[..., None] + density).logsumexp(-2)
+        wide = (NOISE_ROWS + gamma.mul_(squares).sum((-3, -1))) / (NOISE_ROWS + n)
+    level = (weights.log() - constant - 0.5 * wide.log()[..., None, :])[..., None]
+    likelihood = _normal(squares, wide, level, joint).logsumexp(-3)
     return -(likelihood * held).sum(-1), weights
 
 
+def _normal(squares: Tensor, wide: Tensor, level: Tensor, out: Tensor) -> Tensor:
+    """Log densities: of [..., R, C, N] squares, with variances [..., C] times as wide."""
+    made: Tensor = torch.addcmul(level, squares, (-0.5 / wide)[..., None, :, None], out=out)
+    return made
+
+
+def responsible(joint: Tensor, mass: Tensor) -> Tensor:
+    """Shares of components in rows that count as much as `mass` [..., C, N], in place of log densities [..., R, C, N].
+
+    Passes over rows take as long as the memory that they touch is new: so nothing is allocated that is as large.
+    """
+    gamma = joint.sub_(joint.amax(-3, keepdim=True)).exp_()
+    return gamma.mul_((mass / gamma.sum(-3)).unsqueeze(-3))
+
+
 def _proportions(rows: Tensor, common: Tensor) -> Tensor:
-    return (rows + _OWN_ROWS * common) / (rows.sum(-1, keepdim=True) + _OWN_ROWS)
-
-
-def _masks(problem: Problem, data: Block) -> tuple[Tensor, Tensor]:
-    """Of training and of held-out rows.  [C, F, N]"""
-    train, held = (mask.transpose(0, 1) for mask in problem.masks(data))
-    return train, held
+    """Of a client's own.  [..., R, C], [..., R, 1] -> [..., R, C]"""
+    return (rows + _OWN_ROWS * common) / (rows.sum(-2, keepdim=True) + _OWN_ROWS)
 
 
 def rows_of(data: Block) -> Tensor:
@@ -229,18 +242,22 @@ def rows_of(data: Block) -> Tensor:
 
 
 def _pairs(data: Block) -> Tensor:
-    z = rows_of(data)
-    i, j = torch.triu_indices(z.shape[-1], z.shape[-1])
-    return z[..., i] * z[..., j]
+    """Products of columns, one column after another: so they are formed fastest, and multiplied.  [C, N, Q (Q + 1) / 2]"""
+    columns = rows_of(data).movedim(2, 0).contiguous()
+    i, j = torch.triu_indices(len(columns), len(columns))
+    return (columns[i] * columns[j]).movedim(0, 2)
 
 
-def _residuals(shared: dict[str, Any], data: Block) -> Tensor:
-    """Of every row under every component.  [C, F, J, R, N]"""
+def _joint(shared: dict[str, Any], weights: Tensor, data: Block) -> Tensor:
+    """Log densities of every row and component, with the client's proportions [F, J, R, C].  [F, J, R, C, N]"""
+    residual = _scaled_residuals(shared, data)
+    level = weights.log() - 0.5 * (2 * torch.pi * shared["noise"]).log()[..., None]
+    return torch.addcmul(level[..., None], residual, residual, value=-0.5, out=residual)
+
+
+def _scaled_residuals(shared: dict[str, Any], data: Block) -> Tensor:
+    """Of every row under every component, over the noise's deviation: in one product.  [F, J, R, C, N]"""
     z, theta = rows_of(data), shared["theta"]
-    outputs = torch.matmul(theta.flatten(0, 2), z[..., :-1].transpose(1, 2))  # [C, F J R, N]
-    return (z[..., -1][:, None] - outputs).view(len(z), *theta.shape[:3], -1)
-
-
-def normal(residual: Tensor, noise: Tensor) -> Tensor:
-    """Log density of normal residuals."""
-    return -0.5 * (residual.square() / noise + (2 * torch.pi * noise).log())
+    residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1) / shared["noise"][..., None].sqrt()
+    made: Tensor = residual.flatten(0, 2) @ z.flatten(0, 1).T
+    return made.view(*theta.shape[:3], *z.shape[:2])

@@ -139,11 +139,17 @@ def was_sent_finite(ask: Ask) -> bool:
 
 def _finite(numbers: Tensor) -> Tensor:
     """[S, C] whether all of a client's numbers are finite: sums tell in one pass, unless they overflow."""
-    flat = numbers.reshape(*numbers.shape[:2], -1)
-    finite = flat.sum(2).isfinite()
+    rest = _rest(numbers)
+    finite = (numbers.sum(rest) if rest else numbers).isfinite()
     if not bool(finite.all()):
-        finite[~finite] = flat[~finite].isfinite().all(1)
+        doubtful = numbers[~finite]
+        finite[~finite] = doubtful.reshape(len(doubtful), -1).isfinite().all(1)
     return finite
+
+
+def _rest(values: Tensor) -> tuple[int, ...]:
+    """All axes but those of runs and clients: reduced as they lie, large values are not copied."""
+    return tuple(range(2, values.dim()))
 
 
 def _weights(ask: Ask) -> set[str]:
@@ -163,18 +169,20 @@ def _length(value: Tensor | RowProduct, block: Block) -> Tensor:
 
 def _norm(values: Tensor) -> Tensor:
     """[S, C, ...] -> [S, C]"""
-    flat = values.reshape(*values.shape[:2], -1)
-    norm: Tensor = torch.linalg.vector_norm(flat, dim=2).to(torch.float64)
+    rest = _rest(values)
+    norm: Tensor = (torch.linalg.vector_norm(values, dim=rest) if rest else values.abs()).to(torch.float64)
     over = ~norm.isfinite()
-    if flat.dtype != torch.float64 and bool(over.any()):  # squares overflow where values do not
-        norm[over] = torch.linalg.vector_norm(flat[over], dim=1, dtype=torch.float64)
+    if values.dtype != torch.float64 and bool(over.any()):  # squares overflow where values do not
+        long = values[over]
+        norm[over] = torch.linalg.vector_norm(long.reshape(len(long), -1), dim=1, dtype=torch.float64)
     return norm
 
 
 def _negative(value: Any, length: Tensor, limit: Limit) -> Tensor:
     if limit.kind == "definite":
         value = value.diagonal(dim1=-2, dim2=-1)
-    least = value.reshape(*value.shape[:2], -1).amin(2)
+    rest = _rest(value)
+    least = value.amin(rest) if rest else value
     return least < -_ROUNDING * length  # type: ignore[no-any-return]
 
 

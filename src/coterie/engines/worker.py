@@ -17,6 +17,7 @@ from coterie.threads import for_work
 __all__ = ["Answer", "Worker", "completed", "same_form"]
 
 _CUTS = 16  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
+_LITTLE = 1024  # bytes
 _ROOM = 4  # blocks whose memory is for that
 
 
@@ -153,6 +154,8 @@ class Worker:
         """Cut clients into blocks; few rows stay cut for the next time, together with what clients keep of them."""
         room = sum(group.bytes for group in groups)
         row_room = sum(len(group.runs) * group.ask.scratch * group.item_size for group in groups)
+        if self._small:  # questions that want nearly the same room share their cuts, and what is kept with these
+            room, row_room = _rounded_up(room), _rounded_up(row_room)
         cut = self.rows.blocks(ids, budget=self.block_bytes, room=room, row_room=row_room)
         if not self._small:
             return cut
@@ -327,6 +330,11 @@ def completed(ask: Ask, answer: Answer, ids: Tensor, expected: Mapping[str, Tens
                 whole[:, at] = answer.parts[name][key]
             parts[name][key] = whole
     return replace(answer, parts=parts, ids=ids)
+
+
+def _rounded_up(room: int) -> int:
+    """To a power of two; little room stays as it is."""
+    return room if room < _LITTLE else 1 << (room - 1).bit_length()
 
 
 def _cut(value: Any, runs: slice, keep: slice | Tensor) -> Any:
