@@ -57,7 +57,8 @@ class Effort:
     @property
     def messages(self) -> int:
         """About how many it takes to fit all structures side by side: clusters come after shrunk models."""
-        return 6 + self.growing + 2 * self.rounds + (self.max_clusters - 1) * (2 + self.growing) + self.growing
+        steps = min(self.growing, self.steps)
+        return 6 + steps + 2 * self.rounds + (self.max_clusters - 1) * (2 + steps) + steps
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def clusters(
         if k > 2:
             programs["judged"] = _polished(grown, how)
         if k <= most:
-            some = how | {"rounds": effort.growing, "starts": effort.starts, "seed": seed}
+            some = how | {"rounds": min(effort.growing, effort.steps), "starts": effort.starts, "seed": seed}
             programs["grown"] = newton_ifca(None, start=grown, n_clusters=k, **some)
         found = yield from together(programs)
         grown = found.get("grown", grown)
