@@ -136,7 +136,7 @@ def _skewed(shape: Shape) -> tuple[str, ...]:
         return ()
     said = f"The target is skewed (skewness {shape.skewness:.1f}): a few rows weigh more than all others in squared errors."
     if shape.positive and shape.skewness > 0:
-        return (f"{said} All its values are positive: take logarithms, or compare again with --outcome lognormal.",)
+        return (f"{said} All its values are positive: take logarithms, or compare again with --outcome log-normal.",)
     return (f"{said} Compare again with a target that is transformed to be less skewed.",)
 
 

@@ -183,7 +183,7 @@ def _heterogeneity(
         count, weight, squared, first, second = sums
         if count < 2:
             continue
-        q, freedom = second - first**2 / weight, count - 1
+        q, freedom = max(second - first**2 / weight, 0.0), count - 1  # but for rounding it is not negative
         excess = max(q - freedom, 0.0)
         found.append({
             "name": name, "clients": int(count), "left_out": max(int(state.clients - count), 0), "q": q,
