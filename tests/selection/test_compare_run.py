@@ -345,7 +345,7 @@ def test_a_skewed_target_is_told_with_what_to_do() -> None:
     def notes(y: np.ndarray) -> str:
         return " ".join(compare(from_arrays(x, y, names), quick=True, structures=("local",)).notes)
 
-    assert "take logarithms, or compare again with --outcome lognormal" in notes(cost)
+    assert "take logarithms, or compare again with --outcome log-normal" in notes(cost)
     assert "skewed" in notes(cost - 1.0)
     assert "logarithms" not in notes(cost - 1.0)
     assert "skewed" not in notes(np.log(cost))
