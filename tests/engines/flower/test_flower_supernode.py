@@ -2,6 +2,7 @@
 """A SuperNode that is quicker than Flower's: apps are forked, and messages are looked for while they come."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.runtime import run_clientapp
 
 from coterie.engines.flower import supernode, waits
+from coterie.engines.flower.processes import run_table
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="apps are forked on Linux only")
 
@@ -84,6 +86,17 @@ def test_nothing_is_left_when_the_supernode_is_killed(tmp_path: Path) -> None:
         process.kill()
         assert process.stdout is not None
         assert process.stdout.read() == ""  # ends when the last process has gone that could write to it
+        assert not command.parent.exists()
+
+
+@linux
+def test_nothing_is_left_when_it_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None:
+    with running(tmp_path) as (process, command):
+        for child in [pid for pid, found in run_table().items() if found.parent == process.pid]:
+            os.kill(child, signal.SIGTERM)
+        process.terminate()
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
         assert not command.parent.exists()
 
 

@@ -94,7 +94,8 @@ class _Starter:
 
     def serve(self) -> None:
         """Start an app for every request, until the SuperNode has ended."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the SuperNode, which ends this
+        for sign in (signal.SIGINT, signal.SIGTERM):  # they end the SuperNode, which ends this, its folder cleared
+            signal.signal(sign, signal.SIG_IGN)
         while True:
             ends = [self.listener.fileno(), self.supernode]
             ready, _, _ = select.select(ends, [], [], 1.0 if self.children else None)
@@ -125,6 +126,7 @@ class _Starter:
                 taken.close()
             os.close(self.supernode)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             sys.argv = [_COMMAND, *words]
             flwr_clientapp()
             code = 0
