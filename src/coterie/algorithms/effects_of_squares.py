@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.algorithms.linear_by_fold import Squares
 from coterie.algorithms.log_odds import projected
 
-__all__ = ["Alike", "Factored", "effects_of_squares"]
+__all__ = ["Alike", "Factored", "FromCovariance", "effects_of_squares"]
 
 
 def effects_of_squares(at: Squares, mean: Tensor, root: Tensor) -> "Factored | Alike":
@@ -31,13 +31,28 @@ def _vary_alike(root: Tensor) -> bool:
     return bool((d[..., :-1] == d[..., :1]).all()) and torch.equal(torch.diag_embed(d), root)
 
 
-class Factored:
+class FromCovariance:
+    """What follows from the covariance of v_i, which is (G / s + 1)^-1."""
+
+    covariance: Tensor  # [F, J, C, R, R]
+
+    @property
+    def variance(self) -> Tensor:
+        """[F, J, C, R]"""
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def freedom(self) -> Tensor:
+        """[F, J, C] the trace of G / s (G / s + 1)^-1."""
+        return (1 - self.variance).sum(-1).clamp(min=0)
+
+
+class Factored(FromCovariance):
     """By Cholesky's factors, for any B."""
 
     v: Tensor  # [F, J, C, R]
     noise: Tensor  # [F, J, C] that v rests on
     next_noise: Tensor
-    covariance: Tensor  # [F, J, C, R, R]
     loss: Tensor  # [F, J, C]
 
     def __init__(self, at: Squares, mean: Tensor, root: Tensor) -> None:
@@ -53,16 +68,6 @@ class Factored:
         self.covariance = torch.cholesky_inverse(factor)
         self.loss = _loss_at(self._loss, self._slope, self.v, noise, self.v.square().sum(-1))
         self.noise = noise
-
-    @property
-    def variance(self) -> Tensor:
-        """[F, J, C, R]"""
-        return self.covariance.diagonal(dim1=-2, dim2=-1)
-
-    @property
-    def freedom(self) -> Tensor:
-        """[F, J, C] the trace of G / s (G / s + 1)^-1."""
-        return (1 - self.variance).sum(-1).clamp(min=0)
 
 
 class Alike:

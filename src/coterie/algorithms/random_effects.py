@@ -10,13 +10,12 @@ own, drawn to a common one.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.effects_of_squares import effects_of_squares
+from coterie.algorithms.effects_of_squares import FromCovariance, effects_of_squares
 from coterie.algorithms.linear_by_fold import Curves, Problem, Squares, curves, noise_level
 from coterie.algorithms.outcome_curves import Likelihood
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
@@ -419,30 +418,16 @@ def _effects(shared: dict[str, Any], private: Tensors, at: Curves) -> _Effects:
         found.next_noise = noise
         return found
     v = private[f"{tag} effects"].permute(1, 2, 0, 3)  # [C, F, J, R] -> [F, J, C, R]
-    return _AtMode(*_mode(shared, at, v, shared["steps"]), noise, noise)
+    return _AtMode(*_mode(shared, at, v, shared["steps"]), noise)
 
 
-@dataclass(frozen=True)
-class _AtMode:
+class _AtMode(FromCovariance):
     """A normal approximation, where there is no noise."""
 
-    v: Tensor
-    factor: Tensor  # [F, J, C, R, R] of the precision
-    projected: Tensor
-    noise: Tensor
-    next_noise: Tensor
-
-    @cached_property
-    def covariance(self) -> Tensor:
-        return torch.cholesky_inverse(self.factor)
-
-    @property
-    def variance(self) -> Tensor:
-        return self.covariance.diagonal(dim1=-2, dim2=-1)
-
-    @property
-    def freedom(self) -> Tensor:
-        return (1 - self.variance).sum(-1).clamp(min=0)
+    def __init__(self, v: Tensor, factor: Tensor, projected: Tensor, noise: Tensor) -> None:
+        """Of v_i [F, J, C, R], by a factor of its precision [F, J, C, R, R]."""
+        self.v, self.projected, self.noise, self.next_noise = v, projected, noise, noise
+        self.covariance = torch.cholesky_inverse(factor)
 
 
 def _mode(shared: dict[str, Any], at: Curves, v: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
