@@ -164,7 +164,7 @@ def _length(value: Tensor | RowProduct, block: Block) -> Tensor:
     rows = (
         block.once("length of all rows", lambda: _norm(block.x[None])) if value.x is block.x else _norm(value.x[None])
     )
-    return (rows * _norm(value.g)).clamp(max=_LONGEST)
+    return ((rows.square() if value.pairs else rows) * _norm(value.g)).clamp(max=_LONGEST)
 
 
 def _norm(values: Tensor) -> Tensor:

@@ -340,7 +340,7 @@ def _rounded_up(room: int) -> int:
 def _cut(value: Any, runs: slice, keep: slice | Tensor) -> Any:
     """Some runs' replies of some clients."""
     if isinstance(value, RowProduct):
-        return RowProduct(value.x[keep], value.g[runs, keep])
+        return replace(value, x=value.x[keep], g=value.g[runs, keep])
     return value[runs, keep]
 
 

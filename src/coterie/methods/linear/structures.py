@@ -16,9 +16,11 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_fedprox import newton_fedprox
 from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca
 from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_model
+from coterie.algorithms.noise_model import by_size as noises_by_size
 from coterie.algorithms.outcome_start import first_models
 from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
+from coterie.algorithms.row_mixture import by_size as mixtures_by_size
 from coterie.errors import RunError
 from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows, over_deals
 from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
@@ -314,22 +316,25 @@ def _polished(fit: Clusters, how: dict[str, Any]) -> Lockstep:
 def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Lockstep:
     """Components that every client has, in its own proportions; `plain` judges the model for all.  -> Found"""
     sizes = tuple(range(2, effort.max_components + 1))
-    found = yield from together({str(r): _components(r, problem, effort, base, plain, seed) for r in sizes})
-    fits, every = zip(*found.values(), strict=True)
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds, "sizes": sizes}
+    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
+    mixed = row_mixture(None, starts=effort.starts, seed=seed, **how)
+    made = yield from together({"mixed": mixed, "noise": noise_model(None, **how)})
+    fits = [
+        Within(*both)
+        for both in zip(mixtures_by_size(made["mixed"], sizes), noises_by_size(made["noise"], sizes), strict=True)
+    ]
+    judged = yield from together(
+        {str(r): _judged_within(fit, problem, plain) for r, fit in zip(sizes, fits, strict=True)}
+    )
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
     there = int((plain.rows > 0).sum())
     df = tuple(float(r * problem.n_parameters + (r - 1) * there) for r in sizes)
-    return Found("mixture", settings, joined(every), fits, df=df)
+    return Found("mixture", settings, joined(list(judged.values())), tuple(fits), df=df)
 
 
-def _components(
-    n_components: int, problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int
-) -> Lockstep:
-    """A mixture of so many components, beside what a model of the noise alone brings.  -> Within, Judged"""
-    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds, "n_components": n_components}
-    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
-    mixed = row_mixture(None, starts=effort.starts, seed=seed, **how)
-    fit = Within(**(yield from together({"mixed": mixed, "noise": noise_model(None, **how)})))
+def _judged_within(fit: Within, problem: Problem, plain: Judged) -> Lockstep:
+    """Judge a mixture beside what a model of the noise alone brings.  -> Judged"""
     asked = {"mixed": judge_mixed_ask(fit.mixed, problem), "noise": judge_noise_ask(fit.noise, problem)}
     got = yield from together({name: answered(ask) for name, ask in asked.items()})
     right, n = (got["mixed"][field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
@@ -339,7 +344,7 @@ def _components(
     rows = n[:, :v].sum(1)
     each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
     score, error, test_score, test_error = (one[None] for one in each)
-    return fit, Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise)
+    return Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise)
 
 
 def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
