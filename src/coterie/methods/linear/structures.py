@@ -203,7 +203,7 @@ def with_noise(prior: Prior, problem: Problem, tag: str = "local") -> Algorithm:
     return (yield from random_effects(None, start=prior, problem=problem, kinds=(), rounds=5, tag=tag, learn=False))
 
 
-def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
+def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
     """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found
 
     The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
@@ -211,9 +211,26 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
     kinds = kinds_of(problem)
     last = len(kinds) - 1
     how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
-    simple = yield from random_effects(None, start=around(problem, base, last), kinds=kinds[:last], tag="simple", **how)
+    simple = yield from _simple(problem, effort, base, kinds[:last], "simple")
     free = yield from random_effects(None, start=simple.setting(last - 1), kinds=kinds[last:], tag="shrunk", **how)
     return (yield from _judged("shrunk", _side_by_side([simple, free]), problem, {"prior": kinds}, keep=last))
+
+
+def _simple(problem: Problem, effort: Effort, base: Clusters, kinds: tuple[Kind, ...], tag: str) -> Lockstep:
+    """Models around a common one with covariances of each kind.  -> Prior
+
+    Of numbers each kind goes alone, and in the same messages: where all weights vary alike, or intercepts only, clients
+    need not factor matrices.
+    """
+    groups = [(kind,) for kind in kinds] if problem.is_regression else [kinds]
+    found = yield from together({
+        " ".join(some): random_effects(
+            None, start=around(problem, base, len(some)), problem=problem, kinds=some, rounds=effort.rounds,
+            tag=f"{tag} {some[0]}",
+        )
+        for some in groups
+    })  # fmt: skip
+    return _side_by_side(list(found.values()))
 
 
 def kinds_of(problem: Problem) -> tuple[Kind, ...]:
@@ -382,7 +399,7 @@ def priors_for(
     settings: Sequence[Setting],
     problem: Problem,
     effort: Effort = Effort(),  # noqa: B008
-) -> Algorithm:
+) -> Lockstep:
     """Fit local, shrunk or low-rank models with each of some settings, as the comparison does.  -> Prior
 
     Parameters
@@ -400,9 +417,7 @@ def priors_for(
     wanted = [next(kind for kind in KINDS if kind == one.get("prior", "full")) for one in settings]
     simple = tuple(kind for kind in KINDS[:3] if kind in wanted or (kind == "diagonal" and "full" in wanted))
     how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
-    first = yield from random_effects(
-        None, start=around(problem, base, len(simple)), kinds=simple, tag=f"{_FINAL} simple", **how
-    )
+    first = yield from _simple(problem, effort, base, simple, f"{_FINAL} simple")
     found: dict[Kind, Prior] = {kind: first.setting(i) for i, kind in enumerate(simple)}
     if "full" in wanted:
         found["full"] = yield from random_effects(
@@ -417,6 +432,7 @@ def priors_for(
 
 
 def _side_by_side(priors: Sequence[Prior]) -> Prior:
-    """Settings of several as those of one."""
-    mean, root, noise = (torch.cat([getattr(p, name) for p in priors], 1) for name in ("mean", "root", "noise"))
-    return Prior(mean, root, noise)
+    """Settings of several as those of one, with columns of zeros where only intercepts differ."""
+    roots = [torch.nn.functional.pad(p.root, (p.root.shape[-2] - p.root.shape[-1], 0)) for p in priors]
+    mean, noise = (torch.cat([getattr(p, name) for p in priors], 1) for name in ("mean", "noise"))
+    return Prior(mean, torch.cat(roots, 1), noise)
