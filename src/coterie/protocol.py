@@ -219,7 +219,7 @@ class RowProduct:
 def _pairs(columns: Tensor, out: Tensor) -> Tensor:
     """Products of columns.  [..., Q, N] -> [..., Q (Q + 1) / 2, N]"""
     size = columns.shape[-2]
-    for q, part in enumerate(out.split(list(range(size, 0, -1)), -2)):
+    for q, part in enumerate(torch.split(out, list(range(size, 0, -1)), -2)):
         torch.mul(columns[..., q:, :], columns[..., q : q + 1, :], out=part)
     return out
 
@@ -229,7 +229,7 @@ def _times_pairs(g: Tensor, x: Tensor) -> Tensor:
     columns, size = x.T.contiguous(), x.shape[1]
     total = g.new_zeros(len(g), size * (size + 1) // 2)
     room = g.new_empty(total.shape[1], _AT_ONCE)
-    for some, weight in zip(columns.split(_AT_ONCE, 1), g.split(_AT_ONCE, 1), strict=True):
+    for some, weight in zip(torch.split(columns, _AT_ONCE, 1), torch.split(g, _AT_ONCE, 1), strict=True):
         total.addmm_(weight, _pairs(some, room[:, : some.shape[1]]).T)
     return total
 

@@ -101,7 +101,7 @@ def _shaped(state: State, got: Replies, sizes: tuple[int, ...]) -> State:
 
 def by_size(found: NoiseModel, sizes: tuple[int, ...]) -> list[NoiseModel]:
     """The models whose mixtures have each size."""
-    every = (value.split(sizes, 1) for value in (found.centre, found.weights, found.noise))
+    every = (torch.split(value, list(sizes), 1) for value in (found.centre, found.weights, found.noise))
     return [NoiseModel(found.theta, found.spread, found.width, *own) for own in zip(*every, strict=True)]
 
 

@@ -101,8 +101,8 @@ def row_mixture(
 
 def by_size(found: Mixed, sizes: tuple[int, ...]) -> list[Mixed]:
     """The mixtures of each size."""
-    every = (value.split(sizes, 2) for value in (found.theta, found.weights, found.noise))
-    return [Mixed(*values) for values in zip(*every, found.likelihood.split(1, 2), strict=True)]
+    every = (torch.split(value, list(sizes), 2) for value in (found.theta, found.weights, found.noise))
+    return [Mixed(*values) for values in zip(*every, torch.split(found.likelihood, 1, 2), strict=True)]
 
 
 def _shared(mixed: Mixed, problem: Problem) -> dict[str, Any]:
@@ -185,13 +185,13 @@ def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     joint = _joint(shared, torch.where(own < 0, common, own), data)  # [F, J, R, C, N]
     joint = joint if shared["power"] == 1 else joint.mul_(shared["power"])
     kept, likelihood = [], []
-    for part, proportions in zip(joint.split(sizes, 2), common.split(sizes, 2), strict=True):
+    for part, proportions in zip(torch.split(joint, list(sizes), 2), torch.split(common, list(sizes), 2), strict=True):
         gamma, top, total = responsible(part, train[:, None])
         kept.append((gamma[:, :, :-1], _proportions(gamma.sum(-1), proportions)))
         if shared["told"]:
             likelihood.append(((top + total.log()) * train[:, None]).sum(-1))  # [F, J, C]
     gamma = _side_by_side([gamma for gamma, _ in kept], train)
-    reply = {
+    reply: dict[str, Any] = {
         "moments": RowProduct(rows_of(data), gamma.permute(1, 2, 0), pairs=True),
         "rows": joint.sum(-1).movedim(3, 0),
     }

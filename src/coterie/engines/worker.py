@@ -16,7 +16,7 @@ from coterie.threads import for_work
 
 __all__ = ["Answer", "Worker", "completed", "same_form"]
 
-_CUTS = 16  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
+_CUTS = 8  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
 _LITTLE = 1024  # bytes
 _ROOM = 4  # blocks whose memory is for that
 
