@@ -473,6 +473,8 @@ class Ask:
         `to` names is waited for. None leaves it to what is around the algorithm, such as stages; `EVERYBODY` does not.
     limits : mapping
         Field -> what its values may be; numbers are finite in any case, and weights not negative: `engines/screening.py`.
+    epsilon : float, optional
+        What the answer costs each client of its privacy, by the noise in it (differential privacy); None: there is no noise.
     """
 
     step: Step
@@ -485,6 +487,7 @@ class Ask:
     scratch: int = 1
     enough: int | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)
