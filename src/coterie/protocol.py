@@ -28,6 +28,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from coterie.errors import RunError
+
 __all__ = [
     "Algorithm",
     "Ask",
@@ -533,6 +535,10 @@ class Replies:
         return len(self.ids)
 
     def __getitem__(self, name: str) -> Any:
+        if not self.values and not self.n:
+            raise RunError(
+                f"no client has answered: there is no '{name}' to go on with", "see the warnings for why nodes did not"
+            )
         return self.values[name]
 
 

@@ -319,6 +319,18 @@ def test_a_run_that_had_to_wait_is_repeated_under_its_name(waiting: MemoryGrid, 
     assert json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))["status"] == "finished"
 
 
+def test_a_fit_that_all_nodes_refuse_ends_with_a_sentence(tmp_path: Path) -> None:
+    grid = MemoryGrid(dealt(federation((5, 3, 7, 8)).rows, tmp_path, nodes=2))
+    for address, node in grid.nodes.items():
+        grid.nodes[address] = replace(node, policy=Policy(secure=True))
+    strategy = CoterieStrategy("fedavg", training={"rounds": 1}, data={"test_size": 0.0})
+    with (
+        pytest.warns(NodeWarning, match="is refused: .* this node sends masked sums only"),
+        pytest.raises(RunError, match="no client has answered"),
+    ):
+        strategy.start(grid, nodes=2, timeout=5.0)
+
+
 def test_every_node_of_a_federation_has_its_own_log(tmp_path: Path) -> None:
     clients, grid = connected(federation((5, 3, 7, 8)).rows, tmp_path, nodes=2)
     asked = Ask(sums().step, {**sums(d=int(clients.train.shape[0])).shared}, dict(sums().fold))
@@ -379,6 +391,20 @@ def test_the_example_and_the_page_have_every_key() -> None:
     assert there == set(keys(Policy))
     page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
     assert [key for key in keys(Policy) if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "mixed"])
+def test_the_example_lets_its_methods_fit_and_leaves_small_clients_out(method: str, tmp_path: Path) -> None:
+    said = read_policy(ROOT / "examples" / "policy.toml")
+    assert said.run.methods == ("fedavg", "mixed")
+    grid = MemoryGrid(dealt(federation((25, 30, 24, 26, 40, 25)).rows, tmp_path, nodes=1))
+    policy = said.model_copy(update={"run": Run(functions=said.run.functions)})  # the grid has no run to approve
+    grid.nodes = {address: replace(node, policy=policy) for address, node in grid.nodes.items()}
+    strategy = CoterieStrategy(method)
+    strategy.start(grid, nodes=1, num_rounds=3 if method == "fedavg" else None, timeout=5.0)
+    assert strategy.fitted_ is not None
+    assert len(strategy.fitted_.models.names) == 5
+    assert not [line for line in entries(tmp_path / "node-0")[0] if line.refused]
 
 
 def test_a_policy_of_a_megabyte_is_refused(tmp_path: Path) -> None:
