@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
+from coterie.errors import RunError
 from coterie.protocol import (
     NOBODY,
     Ask,
@@ -325,6 +326,8 @@ def test_replies_give_fields_by_name_and_count_who_answered() -> None:
     assert got["loss"] == 1.5
     with pytest.raises(KeyError):
         got["theta"]
+    with pytest.raises(RunError, match="no client has answered: there is no 'loss' to go on with"):
+        Replies({}, torch.tensor([]), torch.tensor([3]))["loss"]
 
 
 def test_one_run_at_a_time_gives_a_step_its_own_run() -> None:

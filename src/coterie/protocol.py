@@ -28,6 +28,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from coterie.errors import RunError
+
 __all__ = [
     "Algorithm",
     "Ask",
@@ -521,6 +523,8 @@ class Ask:
         `to` names is waited for. None leaves it to what is around the algorithm, such as stages; `EVERYBODY` does not.
     limits : mapping
         Field -> what its values may be; numbers are finite in any case, and weights not negative: `engines/screening.py`.
+    epsilon : float, optional
+        What the answer costs each client of its privacy, by the noise in it (differential privacy); None: there is no noise.
     """
 
     step: Step
@@ -533,6 +537,7 @@ class Ask:
     scratch: int = 1
     enough: int | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)
@@ -578,6 +583,10 @@ class Replies:
         return len(self.ids)
 
     def __getitem__(self, name: str) -> Any:
+        if not self.values and not self.n:
+            raise RunError(
+                f"no client has answered: there is no '{name}' to go on with", "see the warnings for why nodes did not"
+            )
         return self.values[name]
 
 

@@ -374,7 +374,7 @@ def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:
 
 def same_form(a: Ask, b: Ask) -> bool:
     """Whether asks differ in the values of their tensors only."""
-    if a.step is not b.step or dict(a.fold) != dict(b.fold) or _looks(a) != _looks(b):
+    if a.step is not b.step or dict(a.fold) != dict(b.fold) or _looks(a) != _looks(b) or a.epsilon != b.epsilon:
         return False
     return all(
         _same_values(dict(left), dict(right))

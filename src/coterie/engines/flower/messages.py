@@ -18,7 +18,8 @@ __all__ = [
     "State",
 ]  # fmt: skip
 
-PROTOCOL = 4  # 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out
+# 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out; 5: runs wait for approval
+PROTOCOL = 5
 HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
 
 
@@ -170,11 +171,12 @@ class Reply:
 @register_value
 @dataclass(frozen=True)
 class Refusal:
-    """A node cannot answer, and says why."""
+    """A node cannot answer, and says why; `waits` if it may, as soon as its owner has approved the run."""
 
     node: str
     why: str
     hint: str = field(default="")
+    waits: bool = False
 
 
 FROM_NODES = (Introduction, Reply, Answers, Refusal)  # all that a server makes of what nodes say

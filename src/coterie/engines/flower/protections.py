@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hides an answer before it leaves a node, as far as anything does: a policy asks here, and nowhere else."""
+
+from coterie.protocol import Ask, Fold
+
+__all__ = ["epsilon_of", "has_noise", "is_masked"]
+
+
+def is_masked(how: Fold) -> bool:
+    """Whether what this fold lets leave is masked, so that the server sees the sum over nodes alone. No fold is, yet."""
+    return getattr(how, "masked", False) is True
+
+
+def epsilon_of(ask: Ask) -> float:
+    """What the answer costs of the node's budget, as the question says; 0 where it says nothing."""
+    return float(ask.epsilon or 0.0)
+
+
+def has_noise(ask: Ask) -> bool:
+    """Whether the node adds the noise to its answer that the ask's epsilon stands for. No node does, yet."""
+    return False
