@@ -4,13 +4,16 @@
 40 clients with 60 rows (12 of them test rows), 6 features, noise of 0.28 of the signal's deviation; 12 of the clients answer
 wrongly (`bad_replies.py`), of planted groups as many of each: where most of a group are bad, its model is theirs. The metric
 is the held-out error of the 28 others: with every seed within 10 % of that of a fit without the 12; and without bad clients
-within 1 % of that of plain means, in the median over seeds (one network differs from the next by more). Which way of
-averaging is recommended for a method was fixed on seeds from 1000, and is reported on others.
+within 1 % of that of plain means, in the median over seeds (one network differs from the next by more). LG-FedAvg's clients
+have networks of their own, with 16 hidden units and 240 rows: with two layers of 8 and 60 rows one client's network is now
+and then far off, also without bad clients.
+Which way of averaging is recommended for a method was fixed on seeds from 1000, and is reported on others.
 """
 
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,13 +44,17 @@ _NETWORK = {"model": {"hidden": (8,)}, "training": {"rounds": 100}}
 
 @dataclass(frozen=True)
 class Case:
-    """A method, the truth that it is for, its options, and the way of averaging that is recommended for it."""
+    """A method, the truth that it is for, its options, and the way of averaging that is recommended for it.
+
+    `rows` are in place of those of the settings.
+    """
 
     method: str
     truth: Truth
     size: int
     given: dict[str, Any]
     recommended: str | None
+    rows: int | None = None
 
 
 METHODS = {
@@ -56,7 +63,7 @@ METHODS = {
         Case("fedavg", "global", 1, {}, "near"),
         Case("ifca", "clusters", 3, {"clusters": {"n_clusters": 3, "n_init": 3}}, "near"),
         Case("fedrep", "representation", 2, _NETWORK, "near"),
-        Case("lg-fedavg", "representation", 2, {**_NETWORK, "model": {"hidden": (8, 8)}}, "near"),
+        Case("lg-fedavg", "representation", 2, {**_NETWORK, "model": {"hidden": (16,)}}, "near", rows=240),
         Case("moment-descent", "clusters", 3, {"clusters": {"n_clusters": 3}}, "near"),
         Case("shrunk", "shrunk", 1, {}, None),
         Case("compare", "clusters", 3, {}, None),
@@ -105,16 +112,12 @@ def _one(task: tuple[Settings, str, str | None, str, int]) -> dict[str, Any]:
     settings, name, robust, attack, seed = task
     case, began = METHODS[name], time.process_time()
     clients, bad = _clients(settings, case, seed, without_bad=attack == "absent")
-    everybody = torch.zeros(0, dtype=torch.int64)
-    with warnings.catch_warnings():
+    nobody = torch.zeros(0, dtype=torch.int64)
+    honest = ~torch.isin(clients.train.keys, nobody if attack == "absent" else bad)
+    answering = answering_wrongly(bad, attack) if attack in ATTACKS else nullcontext()
+    with warnings.catch_warnings(), answering:
         warnings.simplefilter("ignore", ClientWarning)
-        if attack in ATTACKS:
-            with answering_wrongly(bad, attack):
-                found = _fitted(case, clients, robust, seed)
-        else:
-            found = _fitted(case, clients, robust, seed)
-    error, rows, chosen = found
-    honest = ~torch.isin(clients.train.keys, everybody if attack == "absent" else bad)
+        error, rows, chosen = _fitted(case, clients, robust, seed)
     error, rows = torch.as_tensor(error)[honest].double(), torch.as_tensor(rows)[honest].double()
     overall = float((error.square() * rows).sum().div(rows.sum()).sqrt())
     return {
@@ -139,7 +142,7 @@ def _fitted(case: Case, clients: Clients, robust: str | None, seed: int) -> tupl
 def _clients(settings: Settings, case: Case, seed: int, *, without_bad: bool) -> tuple[Clients, Tensor]:
     """Clients, all or the honest ones, and the keys of the bad ones."""
     rows = planted_structure(
-        case.truth, case.size, n_clients=settings.clients, rows=settings.rows, n_features=settings.features,
+        case.truth, case.size, n_clients=settings.clients, rows=case.rows or settings.rows, n_features=settings.features,
         noise=settings.noise, seed=seed,
     )  # fmt: skip
     assert isinstance(rows.x, Tensor)
