@@ -11,7 +11,7 @@ from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
-from coterie.methods.linear.choice import _place, _Scores
+from coterie.methods.linear.choice import RIVAL, _place, _repeated, _Scores
 from coterie.methods.linear.scores import Judged
 from coterie.methods.linear.structures import Found
 from coterie.selection import ORDER, Comparison, compare
@@ -282,6 +282,27 @@ def test_own_intercepts_are_a_candidate_beside_other_models_of_clients_own() -> 
     found["shrunk"] = Found("shrunk", ({"prior": "intercept"}, {"prior": "full"}), of, (), df=(34.0, 60.0))
     choice = _Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True).choice(0.06)
     assert (choice.winner, choice.settings["shrunk"]) == ("shrunk", 0)
+
+
+@pytest.mark.parametrize(
+    ("gain", "more", "chosen"), [(0.3, -3.0, "global"), (6.0, 0.8, "shrunk"), (6.0, 4.0, "clusters")]
+)
+def test_what_is_simpler_is_taken_where_more_is_not_clear(gain: float, more: float, chosen: str) -> None:
+    """Own intercepts bring `gain` standard errors beyond one model for all, and groups `more` beyond own intercepts."""
+    draw = torch.Generator().manual_seed(3)
+    base, *jitter = torch.randn(3, 30, generator=draw, dtype=torch.float64)
+    one, two = (0.1 * (value - value.mean()) / value.std() for value in jitter)
+    error = 0.1 / 30**0.5
+    own = base + one + gain * error
+    groups = own + two + more * error
+    found = {
+        "global": Found("global", ({"penalty": 0.1},), judged(base, base), (), df=(4.0,)),
+        "shrunk": Found("shrunk", ({"prior": "intercept"},), judged(own, own), (), df=(20.0,)),
+        "clusters": Found("clusters", ({"n_clusters": 2},), judged(groups, groups), (), df=(38.0,)),
+    }
+    choice, shares = _repeated(_Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True), 0.0, 200, 0)
+    assert choice.winner == chosen
+    assert shares["shrunk"] > RIVAL or chosen == "clusters"  # it is a rival wherever it is not left behind
 
 
 def test_shares_add_up_and_follow_the_choice(groups: Comparison) -> None:

@@ -129,8 +129,8 @@ def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tu
     often = Counter(one.settings[winner] for one in votes if one.winner == winner)
     at = max(often, key=lambda j: (often[j], j == choice.settings[winner])) if often else choice.settings[winner]
     for name, j in (("global", choice.settings["global"]), ("shrunk", scores.own_intercepts)):
-        if j is None or (name, j) == (winner, at):
-            continue
+        if winner == name == "global" or j is None or (name, j) == (winner, at):
+            break  # nothing is simpler
         rival = sum(one.winner == name and (name == "global" or one.settings[name] == j) for one in votes)
         if rival >= RIVAL * times and not difference(scores.score[winner][at], scores.score[name][j]).low > 0:
             winner, at = name, j
