@@ -404,7 +404,7 @@ def test_figures_of_starts_and_of_images_are_drawn() -> None:
 
 def test_a_block_says_where_numbers_are_from_or_what_they_would_cost() -> None:
     page = "<!-- table: planted x y -->\nold\n<!-- end -->\n\n<!-- table: planted y -->\n<!-- end -->\n"
-    line = {"case": "one group", "chosen": "global", "reps": 30, "correct": 1.0, "correct_size": 0.9}
+    line = {"case": "one group", "chosen": "global", "reps": 30, "correct": 1.0, "correct_size": 0.9, "share": 0.97}
     entries = {
         "x": Entry("x", "coterie study x --json", 2, short="one seed in place of five"),
         "y": Entry("y", "coterie study y --json", 480),
@@ -414,9 +414,9 @@ def test_a_block_says_where_numbers_are_from_or_what_they_would_cost() -> None:
     assert text.splitlines() == [
         "<!-- table: planted x y -->",
         "",
-        "| Truth | chosen | repetitions | correct | right size | excess |",
-        "|---|---|---|---|---|---|",
-        "| one group | global | 30 | 100 % | 90 % |  |",
+        "| Truth | chosen | repetitions | correct | right size | sure | excess |",
+        "|---|---|---|---|---|---|---|",
+        "| one group | global | 30 | 100 % | 90 % | 97 % |  |",
         "",
         "From [`coterie study x --json`](../results/x.json): commit abc1234, A with AVX2, 1 thread, 2 min of CPU."
         " Smaller than the paper's: one seed in place of five.",
