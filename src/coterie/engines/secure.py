@@ -6,6 +6,7 @@ screening needs, how many clients' numbers are not finite, and how many clients 
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,12 +45,17 @@ def arrays_of(asks: Mapping[int, Ask], answers: Mapping[int, Answer]) -> dict[st
         found = answers[at]
         for name, part in found.parts.items():
             out |= {f"{at}/part/{name}/{key}": value.numpy() for key, value in part.items()}
-        for name in sorted(asks[at].limits):
+        for name in _looked_at(asks[at]):
             lengths = found.lengths.get(name)
             out[f"{at}/length/{name}"] = np.zeros(BINS, dtype=np.int64) if lengths is None else counted_lengths(lengths)
         out[f"{at}/wild"] = np.array(found.wild)
         out[f"{at}/out"] = np.array(len(found.left_out))
     return out
+
+
+def _looked_at(ask: Ask) -> list[str]:
+    """Fields whose lengths the engine bounds."""
+    return sorted(name for name, limit in ask.limits.items() if limit.finite and min(limit.clip, limit.out) < math.inf)
 
 
 def answers_of(

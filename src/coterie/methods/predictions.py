@@ -122,9 +122,11 @@ def population_of(models: Personal, **more: Any) -> Population | None:
     return Population(models.population[None], torch.ones(1, dtype=torch.float64), **more)
 
 
-def more_ask(made: Prepared, judge: Ask) -> Ask | None:
+def more_ask(session: Session, made: Prepared, judge: Ask) -> Ask | None:
     """What else is asked when models are judged: of classes, what probabilities are worth."""
-    return probabilities_ask(judge) if made.model.loss == "cross_entropy" else None
+    if made.model.loss != "cross_entropy" or session.options.secure:  # clients' own are among it
+        return None
+    return probabilities_ask(judge)
 
 
 def predicted(
@@ -143,7 +145,7 @@ def predicted(
         Whether clients keep the covariance of their models.
     """
     if made.model.loss == "cross_entropy":
-        return _of_classes(session, made, entry, outcome, population)
+        return Predicted() if session.options.secure else _of_classes(session, made, entry, outcome, population)
     if made.model.loss != "squared":
         return Predicted()
     return _of_numbers(session, made, entry, outcome, population, uncertain)
@@ -214,7 +216,8 @@ def _of_numbers(
         unlabelled = float(metric(made, population.squares(mixed["new"], "row")))
     extra: dict[str, Any] = {"intervals": intervals}
     per_client: dict[str, Tensor] = {}
-    if not isinstance(made.rows, StandIns) and (made.test is not None or made.newcomers is not None):
+    told = not session.options.secure and not isinstance(made.rows, StandIns)  # what clients' own intervals cover
+    if told and (made.test is not None or made.newcomers is not None):
         extra["coverage"], per_client = _covered(
             session, made, entry, outcome, population, intervals, coverage or COVERAGE, uncertain
         )
@@ -237,7 +240,9 @@ def _intervals(
     at_new = common
     if population is not None and population.noise is None:
         at_new = float(population.squares(mixed["train"], "client"))  # clients count alike: the next is as one of them
-    found = Intervals(made.rows.names, client_noise(squares, rows, common), at_new)
+    everyone = len(squares) == len(made.rows.names)  # else all clients are one, and have the same noise
+    noise = client_noise(squares, rows, common) if everyone else torch.full((len(made.rows.names),), common).double()
+    found = Intervals(made.rows.names, noise, at_new)
     if told is None:
         return found
     pooled = {run: pooled_quantiles(told[run]["shares"], float(told[run]["there"]), levels) for run in told.replies}

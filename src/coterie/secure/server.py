@@ -68,8 +68,9 @@ class Epoch:
             assert isinstance(one, Keys)
             if one.name == name and is_signed(one.signer, one.signature, one.signed(self.epoch)):
                 good.append(one)
-        if len(good) < 2:
-            raise RunError(f"{len(good)} of {len(self.names)} nodes have given keys; a sum takes 2", _AGAIN)
+        least = max(2, graph.threshold(len(self.names)))
+        if len(good) < least:
+            raise RunError(f"{len(good)} of {len(self.names)} nodes have given keys; a sum takes {least}", _AGAIN)
         self.keys, self.hood = good, graph.draw_graph(len(good))
         return {
             one.name: Neighbours(

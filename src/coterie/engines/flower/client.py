@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,10 @@ from coterie.engines.flower.incoming import check_batch, check_hello, check_room
 from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
 from coterie.engines.flower.policy import check_asks, check_rows, count
 from coterie.engines.flower.policy_file import Policy
+from coterie.engines.flower.secure_node import exchanged, masked, question_of
 from coterie.engines.flower.state import Private, PrivateFiles, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
+from coterie.engines.secure import arrays_of, shaped
 from coterie.engines.worker import Worker
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.protocol import Tensors
@@ -93,7 +96,8 @@ def answered(records: RecordDict, holding: NodeData, address: int = 0) -> Record
             reply = Identity.of(holding.folder).introduced(_introduce(asked, holding), asked, address)
         elif isinstance(asked, Batch):
             check_batch(asked)
-            reply = _reply(asked, holding)
+            exchanges = asked.secure is not None and asked.secure.step != "mask"
+            reply = _exchanged(asked, holding) if exchanges else _reply(asked, holding)
         else:
             raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
     except CoterieError as error:
@@ -110,7 +114,7 @@ def refuse_mods(app: ClientApp) -> None:
         if name in _MASKING:
             raise ConfigError(
                 f"the app has Flower's '{name}', which does not mask coterie's messages",
-                "remove it from this app; coterie has no secure aggregation yet",
+                "remove it from this app, and run with --secure: see docs/secure-sums.md",
             )
 
 
@@ -213,6 +217,13 @@ def _memory(rows: Ragged | None) -> int:
 # -- questions --------------------------------------------------------------------------------------------------------
 def _reply(asked: Batch, holding: NodeData) -> Reply:
     """Answer one question after the other; what clients keep may be passed on from one to the next."""
+    secure, arrays = asked.secure, dict[str, Any]()
+    if (
+        secure is None
+        and holding.policy.secure.only
+        and any(ask.fold for q in asked.questions for ask in q.asks.values())
+    ):
+        raise RunError("this node's policy lets nothing else than secure sums leave", "run with --secure")
     _refuse(asked, holding)
     for question in asked.questions:
         _files(holding, question.run).tidy(question.state)
@@ -220,12 +231,26 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
     for question in asked.questions:
         files = _files(holding, question.run)
         private, lost = files.load(question.state) if question.after is None else (left[question.after], False)
-        answer, kept = _answer(question, holding, private)
+        answer, kept, adds = _answer(question, holding, private, secure=secure is not None)
+        arrays |= {f"{len(answers)}:{name}": value for name, value in adds.items()}
         if answer.kept:
             files.keep(question.state, kept)
         answers.append(replace(answer, lost=lost))
         left.append(kept)
-    return Reply(holding.name, tuple(answers))
+    if secure is None:
+        return Reply(holding.name, tuple(answers))
+    folder, word = _files(holding, secure.run).folder, question_of(asked.questions)
+    how = (holding.name, folder, Identity.of(holding.folder), holding.policy.secure)
+    return Reply(holding.name, tuple(answers), masked(secure, word, arrays, *how))
+
+
+def _exchanged(asked: Batch, holding: NodeData) -> Reply:
+    """Do what a secure sum needs beside answers."""
+    assert asked.secure is not None
+    files = _files(holding, asked.secure.run)
+    files.begin()
+    identity = Identity.of(holding.folder)
+    return Reply(holding.name, (), exchanged(asked.secure, holding.name, files.folder, identity, holding.policy.secure))
 
 
 def _refuse(asked: Batch, holding: NodeData) -> None:
@@ -246,17 +271,31 @@ def _files(holding: NodeData, run: str) -> PrivateFiles:
     return PrivateFiles(holding.folder, run, runs=holding.policy.state.runs, days=holding.policy.state.days)
 
 
-def _answer(asked: Question, holding: NodeData, private: Private) -> tuple[Answers, Private]:
+def _answer(
+    asked: Question, holding: NodeData, private: Private, *, secure: bool = False
+) -> tuple[Answers, Private, dict[str, Any]]:
+    """Answer a question.  -> the answer, what clients keep, and, for a secure sum, what this node adds to it"""
     worker = _worker(asked, holding)
     check_room(asked, worker.rows.n_clients)
     worker.least_clients = holding.policy.sums.clients
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
+    told = {at: ask for at, ask in asked.asks.items() if ask.fold}
+    if secure and (not len(asked.ids) or any(how.individual for ask in told.values() for how in ask.fold.values())):
+        raise RunError(
+            "a secure sum is of no client of this node, or of clients' own values", "see docs/secure-sums.md"
+        )
     answers = worker.answer(asked.asks, asked.ids, asked.bounds)
+    if secure:
+        answers = shaped(worker, asked.asks, answers, asked.ids)
+        silent = Answers(
+            asked.state.number, {run: {} for run in answers}, asked.ids, not same(private, worker.private), False
+        )
+        return silent, worker.private, arrays_of(told, answers)
     parts = {run: found.parts for run, found in answers.items()}
     changed = not same(private, worker.private)
     left_out = {run: found.left_out for run, found in answers.items() if found.left_out}
     lengths = {run: found.lengths for run, found in answers.items() if found.lengths}
-    return Answers(asked.state.number, parts, asked.ids, changed, False, left_out, lengths), worker.private
+    return Answers(asked.state.number, parts, asked.ids, changed, False, left_out, lengths), worker.private, {}
 
 
 def _worker(asked: Question, holding: NodeData) -> Worker:

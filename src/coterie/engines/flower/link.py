@@ -69,6 +69,7 @@ class Link:
     ) -> None:
         self.grid, self.run, self.timeout, self.poll, self.told = grid, run, timeout, poll, told
         self.nodes: dict[str, Node] = {}  # by name
+        self.sums: Any = None  # how nodes add up securely: a `FlowerSums`
         self.journal: Journal | None = None  # where answers are kept, and found again
         self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
         self._greeted: dict[int, str] = {}  # id -> the message that asks who it is

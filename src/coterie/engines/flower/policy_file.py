@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coterie.errors import ConfigError
 
-__all__ = ["Data", "Individual", "Policy", "Sums", "read_policy"]
+__all__ = ["Data", "Individual", "Policy", "SecureSums", "Sums", "read_policy"]
 
 
 class _Section(BaseModel):
@@ -57,6 +57,14 @@ class Stored(_Section):
     days: float = Field(7.0, ge=0)
 
 
+class SecureSums(_Section):
+    """What secure sums must be."""
+
+    only: bool = False  # whether nothing else than secure sums leaves the node, once rows were introduced
+    nodes: int = Field(2, ge=2)  # in a sum, at least
+    peers: dict[str, str] = {}  # name -> public key of the nodes that may be in a sum; empty: any
+
+
 class Policy(_Section):
     """All that a node's owner may say; without a file, what stands here."""
 
@@ -66,6 +74,7 @@ class Policy(_Section):
     data: Data = Data()
     run: Run = Run()
     state: Stored = Stored()
+    secure: SecureSums = SecureSums()
 
 
 def read_policy(file: Path | None) -> Policy:

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secure sums on Flower's messages: the same models, masked parts only, nodes that drop out, and what nodes refuse."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+
+from coterie.algorithms.fedavg import fedavg
+from coterie.config import options
+from coterie.engines.flower import NodeWarning
+from coterie.engines.flower.identity import Identity
+from coterie.engines.flower.messages import Batch, Reply
+from coterie.engines.flower.policy_file import Policy, SecureSums
+from coterie.engines.flower.wire import from_records
+from coterie.engines.in_process import InProcess
+from coterie.errors import ConfigError, RunError
+from coterie.methods.fit import fit
+from coterie.protocol import Stack
+from coterie.secure.cost import Cost
+from flower_grid import MemoryGrid, connected, kept
+from helpers import CASES, LINE, federation
+
+SUMS = [case for case in CASES if case.name in (
+    "ifca-model", "ifca-clip", "fedavg", "fedavg-minibatch", "fedrep", "lg-fedavg", "maml", "mixed-model", "random-effects",
+    "local-closed-form", "pooled-ridge",
+)]  # fmt: skip
+
+
+def on_flower(rows: Any, folder: Path, **how: Any) -> tuple[Any, MemoryGrid]:
+    clients, grid = connected(rows, folder, **how)
+    engine = clients.train.federation.engine(clients.train)
+    engine.add_securely(Cost())
+    return engine, grid
+
+
+def program(state: Any) -> Any:
+    return fedavg(state, model=LINE, rounds=3, step_size=0.1, seed=0)
+
+
+@pytest.mark.parametrize("case", SUMS, ids=lambda case: case.name)
+def test_the_same_is_found_on_four_nodes(case: Any, tmp_path: Path) -> None:
+    rows = federation(classes=case.classes, folds=case.folds).rows
+    clients, _ = connected(rows, tmp_path, classes=case.classes)
+    remote = clients.train.with_folds(case.folds, seed=0) if case.folds else clients.train
+    here = InProcess(rows.with_folds(case.folds, seed=0) if case.folds else rows).run([case.program(0)]).states[0]
+    engine = clients.train.federation.engine(remote)
+    engine.add_securely(Cost())
+    found = engine.run([case.program(0)]).states[0]
+    for name, value in vars(here).items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            torch.testing.assert_close(getattr(found, name), value, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_the_server_is_sent_masked_parts_and_no_others(tmp_path: Path) -> None:
+    rows = federation().rows
+    engine, grid = on_flower(rows, tmp_path)
+    engine.run([program])
+    replies = [said for one in grid.replied if isinstance(said := from_records(one.content), Reply)]
+    asked = [said for one in grid.sent if isinstance(said := from_records(one.content), Batch)]
+    assert {batch.secure.step for batch in asked if batch.secure} == {"keys", "letters", "mask", "unmask"}
+    assert all(batch.secure for batch in asked)
+    for reply in replies:
+        for answers in reply.answers:
+            assert not any(answers.parts.values())
+            assert not answers.left_out
+            assert not answers.lengths
+    masked = [reply.sealed.words.numpy() for reply in replies if reply.sealed and reply.sealed.words is not None]
+    assert len(masked) == 4 * 3
+    assert len({words.tobytes() for words in masked}) == len(masked)
+    small = np.concatenate([np.abs(words) < (1 << 40) for words in masked])  # words of a part are small, or of its sign
+    assert small.mean() < 0.01
+    cost = engine.secure.cost
+    assert (cost.nodes, cost.threshold, cost.sums, cost.exchanges) == (4, 3, 3, 1)
+    assert len(asked) == 4 * (2 + 2 * 3)
+
+
+def test_a_node_that_does_not_answer_is_missing_and_keeps_what_it_had(tmp_path: Path) -> None:
+    rows = federation((9,) * 8).rows
+    case = next(one for one in CASES if one.name == "ifca-model")
+    engine, grid = on_flower(rows, tmp_path, timeout=0.5)
+
+    def lost(sent: Message, reply: Message) -> Message | None:
+        said = from_records(sent.content)
+        return None if isinstance(said, Batch) and said.secure and said.secure.step == "mask" else reply
+
+    grid.spoil[100] = lost  # node-0
+    with pytest.warns(NodeWarning, match="node 'node-0' has not answered in time"):
+        done = engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])
+    there = torch.tensor([i for i in range(8) if i % 4])
+    from coterie.participation import Participants
+
+    class Three:
+        def choose(self, *_: Any, **__: Any) -> Participants:
+            return Participants(there, there)
+
+    plain = InProcess(rows, participation=Three()).run(
+        [lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)]
+    )
+    torch.testing.assert_close(done.states[0].theta, plain.states[0].theta, rtol=1e-9, atol=1e-9)
+    assert engine.secure.cost.dropped == {"node-0": 1}
+    assert case
+
+
+def test_too_few_nodes_stop_the_run(tmp_path: Path) -> None:
+    engine, grid = on_flower(federation().rows, tmp_path, timeout=0.3)
+    for node in (100, 101):
+        grid.spoil[node] = lambda sent, reply: None
+    with pytest.raises(RunError, match="takes"):
+        engine.run([program])
+
+
+def test_private_state_is_kept_as_without_secure_sums(tmp_path: Path) -> None:
+    rows = federation((9,) * 8).rows
+    case = next(one for one in CASES if one.name == "ifca-model")
+    engine, _ = on_flower(rows, tmp_path)
+    engine.run([case.program(0)])
+    here = InProcess(rows)
+    here.run([case.program(0)])
+    assert torch.equal(kept(engine, tmp_path, "label"), here.private[0]["label"])
+
+
+def test_values_of_single_clients_are_refused(tmp_path: Path) -> None:
+    from coterie.evaluate import place_ask
+
+    engine, grid = on_flower(federation().rows, tmp_path)
+    ask = place_ask(LINE, torch.zeros(2, 4, dtype=torch.float64))
+    before = len(grid.sent)
+    with pytest.raises(ConfigError, match="every client's own value"):
+        engine.ask(ask)
+    assert len(grid.sent) == before
+    assert any(isinstance(how, Stack) for how in ask.fold.values())
+
+
+def test_a_node_may_let_nothing_but_secure_sums_leave(tmp_path: Path) -> None:
+    rows = federation().rows
+    clients, grid = connected(rows, tmp_path)
+    for address, holding in list(grid.nodes.items()):
+        grid.nodes[address] = replace(holding, policy=Policy(secure=SecureSums(only=True)))
+    engine = clients.train.federation.engine(clients.train)
+    with pytest.warns(NodeWarning, match="nothing else than secure sums"):
+        done = engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])
+    assert "nobody answered" in str(done.rounds[-1].info)
+    engine.add_securely(Cost())
+    assert bool(engine.run([program]).states[0].theta.isfinite().all())
+
+
+def test_nodes_that_know_each_other_refuse_a_stranger(tmp_path: Path) -> None:
+    rows = federation().rows
+    clients, grid = connected(rows, tmp_path, timeout=0.5)
+    keys = {}
+    for holding in grid.nodes.values():
+        from coterie.secure.masks import sign
+
+        keys[holding.name] = sign(Identity.of(holding.folder).key("signing"), b"")[0].hex()
+    for address, holding in list(grid.nodes.items()):
+        grid.nodes[address] = replace(holding, policy=Policy(secure=SecureSums(peers=keys)))
+    engine = clients.train.federation.engine(clients.train)
+    engine.add_securely(Cost())
+    assert bool(engine.run([program]).states[0].theta.isfinite().all())
+    swapped = {**keys, "node-1": keys["node-2"]}
+    for address, holding in list(grid.nodes.items()):
+        grid.nodes[address] = replace(holding, policy=Policy(secure=SecureSums(peers=swapped)))
+    engine.link.sums, engine.secure = None, None
+    engine.add_securely(Cost())
+    with pytest.raises(RunError, match="have shared their keys"):
+        engine.run([program])
+
+
+def test_a_node_that_was_restarted_goes_on(tmp_path: Path) -> None:
+    from coterie.engines.flower import client
+
+    rows = federation().rows
+    engine, _ = on_flower(rows, tmp_path)
+
+    def forget(_: Any) -> None:
+        client._workers.clear()
+        client._loaded.clear()
+
+    found = engine.run([program], watch=forget)
+    plain = InProcess(rows).run([program])
+    torch.testing.assert_close(found.states[0].theta, plain.states[0].theta, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("how", [
+    {"method": "fedavg", "training": {"rounds": 3}},
+    {"method": "ifca", "training": {"rounds": 3}, "clusters": {"n_clusters": 2, "init": "balanced", "patience": 0}},
+    {"method": "shrunk", "prior": {"spread": "diagonal"}},
+], ids=lambda how: how["method"])  # fmt: skip
+def test_a_whole_fit_is_the_same(how: dict[str, Any], tmp_path: Path) -> None:
+    rows = federation((14,) * 12).rows
+    clients, _ = connected(rows, tmp_path, test_size=0.2)
+    plain, found = (fit(clients, options({**how, "secure": secure})) for secure in (False, True))
+    for name, value in plain.models.arrays().items():
+        torch.testing.assert_close(found.models.arrays()[name], value, rtol=1e-6, atol=1e-6)
+    assert found.scores[0].test == pytest.approx(plain.scores[0].test, rel=1e-5)
+    assert found.extra["secure"]["nodes"] == 4
