@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie.algorithms.em import em
 from coterie.algorithms.fedavg import fedavg
 from coterie.algorithms.ifca import ifca
+from coterie.algorithms.mixture_starts import MixtureStart
 from coterie.engines.in_process import InProcess
 from coterie.engines.screening import ClientWarning
 from coterie.engines.secure import SecureWorker
 from coterie.engines.worker import Worker
 from coterie.errors import ConfigError, RunError
+from coterie.models.mixtures import Gaussian, Regression
 from coterie.protocol import Ask, Block, ByCluster, Mean, Stack, Sum, Tensors, WeightedMean
 from coterie.secure.in_memory import NodesInMemory
 from helpers import CASES, LINE, STEPS, Case, federation, run_one, warm
@@ -60,6 +63,18 @@ def test_every_algorithm_of_sums_finds_the_same(case: Case) -> None:
 def test_algorithms_that_need_values_of_single_clients_are_refused(case: Case) -> None:
     with pytest.raises(ConfigError, match="every client's own value"):
         run_secure(case, federation(classes=case.classes, folds=case.folds).rows)
+
+
+@pytest.mark.parametrize("sharing", ["pooled", "components", "fedem"])
+@pytest.mark.parametrize("family", [Gaussian(3), Regression(3)], ids=["rows", "regression"])
+def test_em_from_drawn_components_finds_the_same(sharing: Any, family: Any) -> None:
+    rows = federation((20,) * 8).rows
+    how = {"family": family, "n_components": 2, "rounds": 8, "sharing": sharing, "start": MixtureStart(random=True)}
+    programs = [lambda state, seed=seed: em(state, seed=seed, **how) for seed in range(3)]  # several in lockstep
+    plain, found = InProcess(rows).run(programs), InProcess(rows, worker=secure(rows)).run(programs)
+    for one, other in zip(found.states, plain.states, strict=True):
+        for name in ("theta", "weights", "scale"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-6, atol=1e-6)
 
 
 # -- folds ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Cost:
     bytes_up, bytes_down : int
         Of all nodes, for keys, letters, masked parts and shares.
     seconds : float
-        Of masking and unmasking, without what nodes compute.
+        Of masking and unmasking; on Flower, until the sum is there.
     dropped : Counter
         Node -> sums that it dropped out of.
     """

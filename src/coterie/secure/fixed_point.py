@@ -9,8 +9,10 @@ that it is in is then not finite, and no other is touched.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ class Field:
     @property
     def size(self) -> int:
         """How many numbers it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,17 @@ class Layout:
         """As plain values."""
         return [[field.name, field.kind, list(field.shape)] for field in self.fields]
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """What tells it from others."""
         return hashlib.sha256(json.dumps(self.said()).encode()).digest()
 
-    @property
+    @cached_property
     def n_words(self) -> int:
         """Length of the vector."""
         return sum(_SCALES[field.kind][0] * field.size for field in self.fields)
 
+    @cached_property
     def sections(self) -> list[tuple[str, int, int]]:
         """Precision, words of a number, and numbers, in the order of the vector."""
         sizes = {kind: sum(f.size for f in self.fields if f.kind == kind) for kind in _SCALES}
@@ -109,7 +112,7 @@ def encode(arrays: Mapping[str, NDArray[Any]], n_nodes: int) -> tuple[Layout, Wo
         raise RunError(f"a sum is over {n_nodes} nodes; at most {MOST_NODES}", "put several clients on a node")
     layout = Layout.of(arrays)
     made = []
-    for kind, words, _ in layout.sections():
+    for kind, words, _ in layout.sections:
         values = np.concatenate([np.asarray(arrays[f.name]).reshape(-1) for f in layout.fields if f.kind == kind])
         made.append(_encoded(values.astype(np.float64 if kind != "int64" else np.int64), words, kind, n_nodes).ravel())
     return layout, np.concatenate(made) if made else np.zeros(0, dtype=np.uint64)
@@ -212,7 +215,7 @@ def _cut(layout: Layout, vector: Words) -> Sequence[tuple[str, int, Words]]:
             f"a sum has {vector.size} words where {layout.n_words} were agreed", "use the same version everywhere"
         )
     out, at = [], 0
-    for kind, words, n in layout.sections():
+    for kind, words, n in layout.sections:
         out.append((kind, words, vector[at : at + words * n].reshape(words, n)))
         at += words * n
     return out

@@ -23,8 +23,8 @@ from coterie.errors import RunError
 from coterie.secure.fixed_point import Words
 
 __all__ = [
-    "KEY", "SIGNATURE", "agreed", "committed", "derived", "is_signed", "mask", "opened", "public_of", "seal", "sign",
-    "signing_key",
+    "KEY", "SIGNATURE", "agreed", "committed", "derived", "is_signed", "mask", "opened", "private_key", "public_of", "seal",
+    "sign", "signing_key",
 ]  # fmt: skip
 
 KEY = 32  # bytes of a key, a seed, and a hash
@@ -37,10 +37,15 @@ def public_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed(private: bytes, public: bytes, *purpose: bytes) -> bytes:
+def private_key(private: bytes) -> X25519PrivateKey:
+    """A private key that is used several times."""
+    return X25519PrivateKey.from_private_bytes(private)
+
+
+def agreed(private: X25519PrivateKey, public: bytes, *purpose: bytes) -> bytes:
     """What two have in common, each with its private key and the other's public one, for one purpose."""
     try:
-        common = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+        common = private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise RunError("a public key is none", "use the same version of coterie everywhere") from None
     return derived(common, *purpose)

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field, replace
 from coterie.errors import RunError
 from coterie.secure import graph, shamir
 from coterie.secure.fixed_point import Layout, Words, add, subtract
-from coterie.secure.masks import KEY, agreed, committed, derived, is_signed, mask, opened, public_of, seal, sign
+from coterie.secure.masks import (
+    KEY,
+    agreed,
+    committed,
+    derived,
+    is_signed,
+    mask,
+    opened,
+    private_key,
+    public_of,
+    seal,
+    sign,
+)
 from coterie.secure.messages import EPOCH, MOST_SUMS, Keys, Neighbours, check_neighbours, letter_size
 
 __all__ = ["LEAST", "Node", "purpose"]
@@ -114,7 +126,7 @@ class Node:
     def _sealed(self, place: int, text: bytes) -> bytes:
         said = self._said
         about = self._about(said.place, place)
-        return seal(agreed(self.letters, said.keys[place].letters, b"letter", about), text, about)
+        return seal(agreed(private_key(self.letters), said.keys[place].letters, b"letter", about), text, about)
 
     def _about(self, sender: int, to: int) -> bytes:
         return self.epoch + sender.to_bytes(4, "big") + to.to_bytes(4, "big")
@@ -129,12 +141,12 @@ class Node:
                 f"{len(letters) + 1} nodes take part in a sum; it takes {max(said.threshold, self.least)}",
                 "start more nodes",
             )
-        read = {}
+        read, own = {}, private_key(self.letters)
         for place, letter in letters.items():
             if not isinstance(letter, bytes) or len(letter) != letter_size(self.sums):
                 raise RunError("a letter of another node is too short or too long", _HINT)
             about = self._about(place, said.place)
-            read[place] = opened(agreed(self.letters, said.keys[place].letters, b"letter", about), letter, about)
+            read[place] = opened(agreed(own, said.keys[place].letters, b"letter", about), letter, about)
         self.shares |= read
 
     # -- for every sum ------------------------------------------------------------------------------------------------
@@ -161,9 +173,10 @@ class Node:
         about = purpose(self.epoch, number, question, layout)
         total = words.copy()
         add(layout, total, mask(derived(self.seeds[number], b"own", about), len(words)))
+        own = private_key(self.masks[number])
         for place in self.shares:
             if place != said.place:
-                seed = agreed(self.masks[number], said.keys[place].at(number)[0], b"pair", about)
+                seed = agreed(own, said.keys[place].at(number)[0], b"pair", about)
                 (add if said.place < place else subtract)(layout, total, mask(seed, len(words)))
         del self.masks[number], self.seeds[number]  # what others need of them, others have
         return total

@@ -10,7 +10,7 @@ import numpy as np
 from coterie.errors import RunError
 from coterie.secure import graph, shamir
 from coterie.secure.fixed_point import Layout, Words, add, subtract
-from coterie.secure.masks import KEY, agreed, committed, derived, is_signed, mask, public_of
+from coterie.secure.masks import KEY, agreed, committed, derived, is_signed, mask, private_key, public_of
 from coterie.secure.messages import EPOCH, MOST_SUMS, Keys, Neighbours, check_keys, letter_size
 from coterie.secure.node import purpose
 
@@ -152,8 +152,9 @@ class Epoch:
                 raise RunError(
                     f"shares of the key of node '{self.keys[place].name}' are wrong: there is no sum", _AGAIN
                 )
+            own = private_key(private)
             for j in near:  # who is there has added its half of the mask
-                seed = agreed(private, self.keys[j].at(number)[0], b"pair", about)
+                seed = agreed(own, self.keys[j].at(number)[0], b"pair", about)
                 (subtract if j < place else add)(layout, total, mask(seed, layout.n_words))
         return total
 

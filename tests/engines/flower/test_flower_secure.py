@@ -13,10 +13,11 @@ from flwr.app import Message
 from coterie.algorithms.fedavg import fedavg
 from coterie.config import options
 from coterie.engines.flower import NodeWarning
+from coterie.engines.flower.client import answered
 from coterie.engines.flower.identity import Identity
-from coterie.engines.flower.messages import Batch, Reply
+from coterie.engines.flower.messages import Batch, PublicKeys, Refusal, Reply, Secure
 from coterie.engines.flower.policy_file import Policy, SecureSums
-from coterie.engines.flower.wire import from_records
+from coterie.engines.flower.wire import from_records, to_records
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError, RunError
 from coterie.methods.fit import fit
@@ -199,3 +200,88 @@ def test_a_whole_fit_is_the_same(how: dict[str, Any], tmp_path: Path) -> None:
         torch.testing.assert_close(found.models.arrays()[name], value, rtol=1e-6, atol=1e-6)
     assert found.scores[0].test == pytest.approx(plain.scores[0].test, rel=1e-5)
     assert found.extra["secure"]["nodes"] == 4
+
+
+GOOD = Secure("keys", "test", "0" * 32, sums=4)
+KEYS = PublicKeys("a", *(torch.zeros(n, dtype=torch.uint8) for n in (32, 128, 128, 32, 64)), 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (replace(GOOD, step="everything"), "no step of a secure sum"),
+        (replace(GOOD, step="mask"), "no step of a secure sum"),
+        (replace(GOOD, run="r" * 2000), "of no run"),
+        (replace(GOOD, run="../../etc"), "cannot be the name"),
+        (replace(GOOD, epoch="zz"), "names no exchange"),
+        (replace(GOOD, epoch=7), "names no exchange"),
+        (replace(GOOD, sums=1 << 40), "counts what there cannot be"),
+        (replace(GOOD, sums=0), "keys are wanted for 0 sums"),
+        (replace(GOOD, sums=257), "at most 256"),
+        (replace(GOOD, step="unmask", places=(-1,)), "of no nodes"),
+        (replace(GOOD, step="unmask", places=tuple(range(9000))), "of no nodes"),
+        (replace(GOOD, step="unmask", places=(0,)), "no keys of this exchange"),
+        (replace(GOOD, step="letters", neighbours=(5,)), "a neighbour has no keys"),
+        (replace(GOOD, step="letters", letters=torch.zeros(3)), "letters of a secure sum are none"),
+        (replace(GOOD, step="letters", neighbours=(KEYS,), n_nodes=2, threshold=2), "no keys of this exchange"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(asked: Any, why: str, tmp_path: Path) -> None:
+    _, grid = connected(federation().rows, tmp_path)
+    reply = from_records(answered(to_records(Batch((), asked)), grid.nodes[100]))
+    assert isinstance(reply, Refusal)
+    assert why in reply.why
+
+
+@pytest.mark.parametrize("change", ["short", "kind", "layout", "none", "own part"])
+def test_a_node_that_answers_what_cannot_be_drops_out(change: str, tmp_path: Path) -> None:
+    rows = federation((9,) * 8).rows
+    engine, grid = on_flower(rows, tmp_path, timeout=0.5)
+
+    def spoil(sent: Message, reply: Message) -> Message:
+        said = from_records(reply.content)
+        if not isinstance(said, Reply) or said.sealed is None or said.sealed.words is None:
+            return reply
+        sealed = {
+            "short": replace(said.sealed, words=said.sealed.words[:-1]),
+            "kind": replace(said.sealed, words=said.sealed.words.double()),
+            "layout": replace(said.sealed, layout=[["a", "float64", [1]]]),
+            "none": None,
+            "own part": said.sealed,
+        }[change]
+        answers = said.answers
+        if change == "own part":
+            answers = tuple(replace(one, parts={0: {"loss": {"sum": torch.zeros(1)}}}) for one in answers)
+        return Message(to_records(Reply(said.node, answers, sealed)), reply_to=sent)
+
+    grid.spoil[100] = spoil
+    with pytest.warns(NodeWarning, match="node 'node-0' is refused"):
+        done = engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])
+    assert bool(done.states[0].theta.isfinite().all())
+    assert engine.secure.cost.dropped == {"node-0": 1}
+
+
+def test_nodes_that_are_asked_different_things_do_not_add_up(tmp_path: Path) -> None:
+    rows = federation((9,) * 8).rows
+    engine, grid = on_flower(rows, tmp_path, timeout=0.5)
+    push = grid.push_messages
+
+    def dishonest(messages: Any) -> Any:
+        changed = []
+        for message in messages:
+            said = from_records(message.content)
+            if isinstance(said, Batch) and said.questions and message.metadata.dst_node_id != 100:
+                (one,) = said.questions  # all but node-0 are asked with another model
+                asks = {
+                    at: replace(ask, shared={**ask.shared, "theta": ask.shared["theta"] + 1})
+                    for at, ask in one.asks.items()
+                }
+                content = to_records(replace(said, questions=(replace(one, asks=asks),)))
+                changed.append(Message(content, message.metadata.dst_node_id, message.metadata.message_type))
+            else:
+                changed.append(message)
+        return push(changed)
+
+    grid.push_messages = dishonest  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="larger than it can be"):  # noise is not a sum of counts
+        engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])

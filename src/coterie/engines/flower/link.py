@@ -256,6 +256,8 @@ def _asked(batches: Mapping[str, Batch]) -> str:
     """The client functions that are to be run, in words."""
     questions = [question for batch in batches.values() for question in batch.questions]
     steps = {ask.step.__name__: None for question in questions for ask in question.asks.values()}
+    if not steps:
+        steps = {f"{batch.secure.step} of a secure sum": None for batch in batches.values() if batch.secure is not None}
     return ", ".join(steps).replace("_", " ")
 
 

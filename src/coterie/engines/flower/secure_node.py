@@ -68,10 +68,17 @@ def masked(
 
 def question_of(questions: Sequence[Question]) -> bytes:
     """What tells questions from others, the same at all nodes: masks of others do not go with it."""
-    return fingerprint([
-        (one.part, one.views, {at: [ask.step, dict(ask.shared), dict(ask.fold)] for at, ask in one.asks.items()}, one.bounds)
+    asked = [
+        (
+            one.part, one.views, one.bounds,
+            {
+                at: [ask.step, *(dict(part) for part in (ask.shared, ask.fold, ask.fresh, ask.limits))]
+                for at, ask in one.asks.items()
+            },
+        )
         for one in questions
-    ]).encode()  # fmt: skip
+    ]  # fmt: skip
+    return bytes.fromhex(fingerprint(asked, size=32))
 
 
 # -- what travels -----------------------------------------------------------------------------------------------------
