@@ -64,6 +64,8 @@ def test_every_method_finds_the_same(name: str, classes: bool) -> None:
 def test_new_clients_are_measured_together(name: str) -> None:
     plain, found = (fitted(METHODS[name], secure=secure, new=0.25) for secure in (False, True))
     assert found.scores[0].new_clients == pytest.approx(plain.scores[0].new_clients, rel=1e-5)
+    classes = fitted(METHODS[name], secure=True, classes=True, new=0.25).scores[0]
+    assert classes.new_clients_unlabelled is not None
     assert found.scores[0].new_clients_unlabelled == pytest.approx(plain.scores[0].new_clients_unlabelled, rel=1e-5)
 
 
@@ -142,3 +144,22 @@ def test_only_secure_workers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "Worker", never)
     assert isinstance(fitted(METHODS["fedavg"], secure=True), Fitted)
     assert SecureWorker.__name__ == "SecureWorker"
+
+
+def test_a_share_of_the_clients_takes_part() -> None:
+    how = {"method": "ifca", **BALANCED, "training": {"rounds": 4, "participation": 0.6}}
+    plain, found = (fitted(how, secure=secure) for secure in (False, True))
+    torch.testing.assert_close(found.models.theta, plain.models.theta, rtol=1e-6, atol=1e-6)
+
+
+def test_probabilities_are_measured_over_all_rows() -> None:
+    plain, found = (
+        fitted(METHODS["ifca"], secure=s, classes=True, new=0.25).extra["probabilities"] for s in (False, True)
+    )
+    assert found.keys() == plain.keys() == {"test", "new", "unlabelled"}
+    for side, one in found.items():
+        assert (one["rows"], one["clients"]) == (plain[side]["rows"], plain[side]["clients"])
+        for name in ("accuracy", "auroc", "average_precision", "log_loss", "brier"):
+            assert one[name]["value"] == pytest.approx(plain[side][name]["value"], rel=1e-6)
+            assert "low" not in one[name]
+        assert one["calibration"] == plain[side]["calibration"]

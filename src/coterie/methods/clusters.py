@@ -73,7 +73,8 @@ def _entry(session: Session, made: Prepared, theta: Tensor) -> Entry:
     """Place clients by rows that they show, and judge the model that each is placed at."""
     learn, judge = place_ask(made.model, theta), measure_placed_ask(made.model, theta)
     if session.options.secure:
-        return Entry(0, judge, place_together_ask(made.model, theta), measured_in)
+        learn = place_together_ask(made.model, theta)
+        return Entry(0, judge, learn, measured_in, more=more_ask(session, made, judge))
     learn = replace(learn, fold={**learn.fold, "metric": Stack()})
     return Entry(0, judge, learn, _measured, more=more_ask(session, made, judge))
 

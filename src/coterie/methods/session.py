@@ -207,7 +207,8 @@ class Session:
         Those that were used last are kept, and those that run now in any case: their clients' state is needed.
         """
         key = (id(rows), asks)  # an engine keeps its rows, so that no others have their number
-        engine = self._engines.pop(key, None) or engine_for(rows, self.nodes if self.options.secure else None)
+        how = {"nodes": self.nodes} if self.options.secure else {}
+        engine = self._engines.pop(key, None) or engine_for(rows, **how)
         self._engines[key] = engine
         idle = [known for known in self._engines if known not in self._running]
         for known in idle[: max(0, len(idle) - _READY)]:

@@ -285,3 +285,39 @@ def test_nodes_that_are_asked_different_things_do_not_add_up(tmp_path: Path) -> 
     grid.push_messages = dishonest  # type: ignore[method-assign]
     with pytest.raises(RunError, match="larger than it can be"):  # noise is not a sum of counts
         engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])
+
+
+def test_new_clients_on_some_of_the_nodes_are_a_sum_of_their_own(tmp_path: Path) -> None:
+    rows = federation((14,) * 16).rows
+    clients, _ = connected(rows, tmp_path, test_size=0.2, new_clients=0.25)
+    how = {"method": "fedavg", "training": {"rounds": 2}}
+    plain, found = (fit(clients, options({**how, "secure": secure})) for secure in (False, True))
+    assert found.scores[0].new_clients == pytest.approx(plain.scores[0].new_clients, rel=1e-6)
+
+
+def test_a_share_of_the_clients_takes_part(tmp_path: Path) -> None:
+    rows = federation((14,) * 16).rows
+    clients, _ = connected(rows, tmp_path, test_size=0.2)
+    how = {"method": "fedavg", "training": {"rounds": 3, "participation": 0.5}, "baselines": False}
+    plain, found = (fit(clients, options({**how, "secure": secure})) for secure in (False, True))
+    torch.testing.assert_close(found.models.theta, plain.models.theta, rtol=1e-6, atol=1e-6)
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    rows = federation((14,) * 8).rows
+    how = options({"method": "fedavg", "training": {"rounds": 6}, "secure": True, "baselines": False})
+    clients, grid = connected(rows, tmp_path / "nodes", test_size=0.2)
+    whole = fit(clients, how)
+    (tmp_path / "run").mkdir()
+
+    def stop(phase: str, done: Any, total: int) -> None:
+        if phase == "fit" and done.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(clients, how, folder=tmp_path / "run", every=0.0, watch=stop)
+    from coterie.engines.flower.connect import connect
+
+    again = connect(grid, run="test", nodes=4, test_size=0.2, timeout=30.0, wait=30.0, poll=0.001)
+    found = fit(again, how, folder=tmp_path / "run", every=0.0)
+    torch.testing.assert_close(found.models.theta, whole.models.theta, rtol=1e-9, atol=1e-9)
