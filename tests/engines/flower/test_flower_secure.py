@@ -321,3 +321,13 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     again = connect(grid, run="test", nodes=4, test_size=0.2, timeout=30.0, wait=30.0, poll=0.001)
     found = fit(again, how, folder=tmp_path / "run", every=0.0)
     torch.testing.assert_close(found.models.theta, whole.models.theta, rtol=1e-9, atol=1e-9)
+
+
+def test_whether_a_client_has_moved_is_not_told(tmp_path: Path) -> None:
+    rows = federation((9,) * 4).rows  # a client on each node
+    case = next(one for one in CASES if one.name == "ifca-model")
+    engine, grid = on_flower(rows, tmp_path)
+    engine.run([case.program(0)])
+    replies = [said for one in grid.replied if isinstance(said := from_records(one.content), Reply)]
+    said = {(answers.kept, answers.lost, len(answers.ids)) for reply in replies for answers in reply.answers}
+    assert said == {(True, False, 1)}

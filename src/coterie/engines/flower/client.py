@@ -287,9 +287,8 @@ def _answer(
     answers = worker.answer(asked.asks, asked.ids, asked.bounds)
     if secure:
         answers = shaped(worker, asked.asks, answers, asked.ids)
-        silent = Answers(
-            asked.state.number, {run: {} for run in answers}, asked.ids, not same(private, worker.private), False
-        )
+        keeps = any(ask.fresh for ask in asked.asks.values())  # whether something has changed would tell of clients
+        silent = Answers(asked.state.number, {run: {} for run in answers}, asked.ids, keeps, False)
         return silent, worker.private, arrays_of(told, answers)
     parts = {run: found.parts for run, found in answers.items()}
     changed = not same(private, worker.private)
