@@ -102,6 +102,7 @@ def test_no_masked_array_is_a_nodes_part_and_no_two_are_alike() -> None:
 
 def test_masked_arrays_are_uniform() -> None:
     zeros = {"a": np.zeros(4000), "b": np.zeros(500, dtype=np.float32), "n": np.zeros(500, dtype=np.int64)}
+    values = []
     for _ in range(20):
         nodes = made(4)
         epoch, seen = ready(nodes), Seen()
@@ -110,7 +111,9 @@ def test_masked_arrays_are_uniform() -> None:
             counts = np.bincount(words.view(np.uint8), minlength=256)
             assert chisquare(counts).pvalue > 0.001 / 80  # 80 tests: one in a thousand that any of them fails
         together = np.concatenate(list(seen.masked.values())).view(np.uint8)
-        assert chisquare(np.bincount(together, minlength=256)).pvalue > 0.001
+        values.append(chisquare(np.bincount(together, minlength=256)).pvalue)
+    # Masks are drawn anew each time, so that chance brings one below 0.001 in 2 % of the tests, and two in 0.02 %.
+    assert sum(value <= 0.001 for value in values) <= 1
 
 
 def test_below_the_threshold_nothing_is_revealed() -> None:
