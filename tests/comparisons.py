@@ -17,6 +17,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "local": {"penalty": 0.1}, "shrunk": {"prior": "diagonal"},
 }  # fmt: skip
 SCORES = {"global": -1.5, "clusters": -1.2, "representation": -1.3, "mixture": -1.45, "local": -1.4, "shrunk": -1.19}
+DF = {"global": 4.0, "clusters": 70.0, "representation": 90.0, "mixture": 64.0, "local": 240.0, "shrunk": 150.0}
 ADVICE = {
     "global": FitAdvice("fedavg"),
     "clusters": FitAdvice("ifca", {"clusters.n_clusters": 3, "clusters.n_init": 5}),
@@ -43,6 +44,7 @@ def structure(name: str, chosen: str, metric: str, n_clients: int) -> Structure:
         None if name == chosen else difference(SCORES[name] - SCORES[chosen]),
         None if name == "global" else difference(SCORES[name] - SCORES["global"], 0.05),
         name in ("clusters", "shrunk"), trials, own, by_client, own, None, ADVICE.get(name, FitAdvice(None)),
+        df=DF[name],
     )  # fmt: skip
 
 

@@ -464,7 +464,7 @@ def mixed_case(name: str, state: type, size: int = 2, **how: Any) -> Case:
 
 
 KINDS: dict[str, Any] = {"kinds": ("diagonal", "full"), "rounds": 4, "tag": "x", "model": "root"}
-FLAT: dict[str, Any] = {"base": torch.zeros(2, 4).double(), "spread": torch.ones(2).double(), "n_components": 2}
+FLAT: dict[str, Any] = {"base": torch.zeros(2, 4).double(), "spread": torch.ones(2).double(), "sizes": (2, 3)}
 
 FAR = Start("warm", theta=torch.cat([warm(LINE).theta, torch.full((1, 4), 1e3, dtype=torch.float64)]))  # type: ignore[list-item]
 STEPS = Training(steps=3)

@@ -234,6 +234,13 @@ def test_every_page_is_in_the_index() -> None:
     assert {page for page in PAGES if page.parent != ROOT} - linked == {DOCS / "index.md"}
 
 
+def test_tests_that_the_threat_model_names_are_there() -> None:
+    named_tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", prose(DOCS / "threat-model.md"))
+    assert len(named_tests) > 20
+    for file, name in named_tests:
+        assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), (file, name)
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
+from coterie.errors import RunError
 from coterie.protocol import (
     NOBODY,
     Ask,
@@ -239,6 +240,29 @@ def test_a_product_over_rows_is_that_of_a_loop(rows: int, shape: tuple[int, ...]
     torch.testing.assert_close(one.expand(RUNS).formed(), want[:1].expand(RUNS, *want.shape[1:]))
 
 
+@given(st.sampled_from([0, 1, 10, 700]), shapes)
+def test_products_of_columns_are_as_if_they_had_been_formed(rows: int, shape: tuple[int, ...]) -> None:
+    value = product(rows, shape)  # of six clients: with 700 rows each, more than are formed at once
+    i, j = torch.triu_indices(P, P)
+    formed = RowProduct(value.x[..., i] * value.x[..., j], value.g)
+    pairs = RowProduct(value.x, value.g, pairs=True)
+    torch.testing.assert_close(pairs.formed(), formed.formed())
+    torch.testing.assert_close(pairs.total(), formed.total())
+    torch.testing.assert_close(pairs.times(replies(())["weight"]).total(), formed.times(replies(())["weight"]).total())
+    assert pairs.bytes_per_run == formed.bytes_per_run
+
+
+def test_a_block_of_some_rows_keeps_their_order_and_pads_with_zeros() -> None:
+    x = torch.arange(1.0, 9.0).view(2, 4, 1)
+    mask, fold = torch.tensor([[True] * 4, [True, True, True, False]]), torch.tensor([[0, 1, 0, 1], [1, 0, 1, 1]])
+    block = Block(torch.arange(2), torch.arange(2), x, x[..., 0], mask.sum(1), mask, fold, x[..., 0])
+    some = block.rows(fold == 0)
+    assert some.x[..., 0].tolist() == [[1.0, 3.0], [6.0, 0.0]]
+    assert some.target.tolist() == [[1.0, 3.0], [6.0, 0.0]]
+    assert some.mass.tolist() == [[1.0, 3.0], [6.0, 0.0]]
+    assert some.n.tolist() == [2, 1]
+
+
 @given(lengths, shapes, cuts)
 def test_a_product_over_rows_folds_as_if_it_were_formed(rows: int, shape: tuple[int, ...], at: list[int]) -> None:
     value = product(rows, shape)
@@ -302,6 +326,8 @@ def test_replies_give_fields_by_name_and_count_who_answered() -> None:
     assert got["loss"] == 1.5
     with pytest.raises(KeyError):
         got["theta"]
+    with pytest.raises(RunError, match="no client has answered: there is no 'loss' to go on with"):
+        Replies({}, torch.tensor([]), torch.tensor([3]))["loss"]
 
 
 def test_one_run_at_a_time_gives_a_step_its_own_run() -> None:

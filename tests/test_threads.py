@@ -4,11 +4,13 @@
 import os
 import subprocess
 import sys
+import threading
+from functools import partial
 
 import pytest
 import torch
 
-from coterie.threads import bound_waiting, for_work
+from coterie.threads import bound_waiting, for_work, side_by_side
 
 
 @pytest.fixture
@@ -38,6 +40,27 @@ def test_a_number_of_threads_that_the_user_set_stays(two_threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with for_work(1000):
         assert torch.get_num_threads() == 2
+
+
+def test_work_side_by_side_divides_the_threads_and_keeps_its_order(two_threads):
+    meet = threading.Barrier(2, timeout=60)  # nobody passes alone
+
+    def work(name):
+        meet.wait()
+        with for_work(1000):
+            return name, torch.get_num_threads()
+
+    assert side_by_side([partial(work, "a"), partial(work, "b")]) == [("a", 1), ("b", 1)]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_in_work_side_by_side_is_raised_and_threads_are_given_back(two_threads):
+    def fails():
+        raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        side_by_side([fails, lambda: 1])
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def bad_clients(results: Results) -> list[str]:
 
 
 def real(results: Results) -> list[str]:
-    """How every structure does on every data set; the chosen one is bold."""
+    """How every structure does on every data set, with the first seed; the chosen one is bold. How many headlines agree."""
     body = []
     for line in every(results, "summary"):
         chosen, _, label = line["chosen"].partition(" (")
@@ -350,9 +350,10 @@ def real(results: Results) -> list[str]:
         cells = [number(line.get(name), digits) for name in ORDER]
         cells = [f"**{cell}**" if name == chosen else cell for name, cell in zip(ORDER, cells, strict=True)]
         new = [number(line[name], digits) for name in ("new", "new_global")]
+        same, seconds = percent(line["same_headline"], 0), number(line["seconds"], 0)
         body.append([line["data"], str(line["clients"]), line["metric"], *cells, number(line["stderr"], 3),
-                     label.removesuffix(")"), *new, number(line["seconds"], 0)])  # fmt: skip
-    return table(["Data", "clients", "metric", *ORDER, "se", "chosen", "new", "new, global", "CPU s"], body)
+                     label.removesuffix(")"), *new, same, seconds])  # fmt: skip
+    return table(["Data", "clients", "metric", *ORDER, "se", "chosen", "new", "new, global", "same", "CPU s"], body)
 
 
 TABLES: dict[str, Callable[[Results], list[str]]] = {

@@ -115,10 +115,9 @@ def said_by(connection: Connection, run: str) -> str:
     """What an app on the SuperLink has printed, once it is done."""
     deadline = time.monotonic() + _WAIT
     while time.monotonic() < deadline:
-        log = connection.flwr("log", run, connection.name, "--show")
         status = connection.document("list", connection.name, "--run-id", run)["runs"][0]["status"]
         if status.startswith("finished"):
-            return log
+            return connection.flwr("log", run, connection.name, "--show")
         time.sleep(1.0)
     return "it did not end in time"
 

@@ -21,12 +21,14 @@ unformed (`RowProduct`): the sum over clients is then one product over all rows.
 import itertools
 import math
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from coterie.errors import RunError
 
 __all__ = [
     "Algorithm",
@@ -62,6 +64,7 @@ Tensors = dict[str, Tensor]
 _AnyStep = TypeVar("_AnyStep", bound=Callable[..., Any])
 _Made = TypeVar("_Made")
 
+_AT_ONCE = 1024  # rows whose products of columns are formed at once: so they stay in the cache
 _FEW = 32  # rows times clusters: up to here, multiplying zeros costs less than forming every client's value
 
 
@@ -140,6 +143,22 @@ class Block:
         y, fold, weight = (None if value is None else value[part] for value in (self.y, self.fold, self.weight))
         return Block(self.ids[part], self.keys[part], self.x[part], y, self.n[part], mask, fold, weight)
 
+    def rows(self, keep: Tensor) -> "Block":
+        """Take some of the rows, [C, N]."""
+        keep = keep & self.real
+        n = keep.sum(1)
+        order = (~keep).to(torch.int8).argsort(dim=1, stable=True)[:, : int(n.max())]
+        mask = torch.arange(order.shape[1]) < n[:, None]
+        x, y, fold, weight = (
+            None if value is None else value[torch.arange(len(n))[:, None], order]
+            for value in (self.x, self.y, self.fold, self.weight)
+        )
+        assert x is not None
+        for value in (x, y):
+            if value is not None:
+                value[~mask] = 0
+        return Block(self.ids, self.keys, x, y, n, mask, fold, weight)
+
 
 @dataclass(frozen=True)
 class RowProduct:
@@ -151,39 +170,70 @@ class RowProduct:
         [C, N, P], zero where a row is padding.
     g : Tensor
         [S, C, N, ...]
+    pairs : bool
+        Whether the products of x's columns stand in their place, P = Q (Q + 1) / 2 in the order of `triu_indices`: they
+        are formed of some rows at a time, and never kept.
     """
 
     x: Tensor
     g: Tensor
+    pairs: bool = False
 
     def formed(self) -> Tensor:
         """Every client's own value.  [S, C, P, ...]"""
         runs, clients, rows, *rest = self.g.shape
         width = math.prod(rest)
         g = self.g.reshape(runs, clients, rows, width).permute(1, 2, 0, 3).reshape(clients, rows, runs * width)
-        made = torch.bmm(self.x.transpose(1, 2), g).view(clients, self.x.shape[2], runs, width)
-        return made.permute(2, 0, 1, 3).reshape(runs, clients, self.x.shape[2], *rest)
+        x = self.x.transpose(1, 2)
+        x = _pairs(x, x.new_empty(clients, self._width, rows)) if self.pairs else x
+        made = torch.bmm(x, g).view(clients, self._width, runs, width)
+        return made.permute(2, 0, 1, 3).reshape(runs, clients, self._width, *rest)
 
     def total(self) -> Tensor:
         """The sum over clients, in one product over all rows.  [S, P, ...]"""
         runs, clients, rows, *rest = self.g.shape
         width = math.prod(rest)
         g = self.g.reshape(runs, clients, rows, width).permute(0, 3, 1, 2)  # who lays g so saves a copy
-        made = g.reshape(runs * width, -1) @ self.x.flatten(0, 1)  # this way round a thin g takes a third of the time
-        return made.view(runs, width, self.x.shape[2]).transpose(1, 2).reshape(runs, self.x.shape[2], *rest)
+        g, x = g.reshape(runs * width, -1), self.x.flatten(0, 1)
+        made = _times_pairs(g, x) if self.pairs else g @ x  # this way round a thin g takes a third of the time
+        return made.view(runs, width, self._width).transpose(1, 2).reshape(runs, self._width, *rest)
 
     def times(self, weight: Tensor) -> "RowProduct":
         """Every client's value times its weight.  weight [S, C]"""
-        return RowProduct(self.x, self.g * weight.to(self.g.dtype).view(*weight.shape, *(1,) * (self.g.dim() - 2)))
+        return replace(self, g=self.g * weight.to(self.g.dtype).view(*weight.shape, *(1,) * (self.g.dim() - 2)))
 
     def expand(self, runs: int) -> "RowProduct":
         """Repeat one run's value for several."""
-        return RowProduct(self.x, self.g.expand(runs, *self.g.shape[1:]))
+        return replace(self, g=self.g.expand(runs, *self.g.shape[1:]))
 
     @property
     def bytes_per_run(self) -> int:
         """What all clients' own values would take."""
-        return self.x.shape[0] * self.x.shape[2] * math.prod(self.g.shape[3:]) * self.g.element_size()
+        return self.x.shape[0] * self._width * math.prod(self.g.shape[3:]) * self.g.element_size()
+
+    @property
+    def _width(self) -> int:
+        """P."""
+        size = self.x.shape[2]
+        return size * (size + 1) // 2 if self.pairs else size
+
+
+def _pairs(columns: Tensor, out: Tensor) -> Tensor:
+    """Products of columns.  [..., Q, N] -> [..., Q (Q + 1) / 2, N]"""
+    size = columns.shape[-2]
+    for q, part in enumerate(torch.split(out, list(range(size, 0, -1)), -2)):
+        torch.mul(columns[..., q:, :], columns[..., q : q + 1, :], out=part)
+    return out
+
+
+def _times_pairs(g: Tensor, x: Tensor) -> Tensor:
+    """Of [K, N] and the products of columns of [N, Q].  -> [K, Q (Q + 1) / 2]"""
+    columns, size = x.T.contiguous(), x.shape[1]
+    total = g.new_zeros(len(g), size * (size + 1) // 2)
+    room = g.new_empty(total.shape[1], _AT_ONCE)
+    for some, weight in zip(torch.split(columns, _AT_ONCE, 1), torch.split(g, _AT_ONCE, 1), strict=True):
+        total.addmm_(weight, _pairs(some, room[:, : some.shape[1]]).T)
+    return total
 
 
 class Step(Protocol):
@@ -473,6 +523,8 @@ class Ask:
         `to` names is waited for. None leaves it to what is around the algorithm, such as stages; `EVERYBODY` does not.
     limits : mapping
         Field -> what its values may be; numbers are finite in any case, and weights not negative: `engines/screening.py`.
+    epsilon : float, optional
+        What the answer costs each client of its privacy, by the noise in it (differential privacy); None: there is no noise.
     """
 
     step: Step
@@ -485,6 +537,7 @@ class Ask:
     scratch: int = 1
     enough: int | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)
@@ -530,6 +583,10 @@ class Replies:
         return len(self.ids)
 
     def __getitem__(self, name: str) -> Any:
+        if not self.values and not self.n:
+            raise RunError(
+                f"no client has answered: there is no '{name}' to go on with", "see the warnings for why nodes did not"
+            )
         return self.values[name]
 
 
@@ -665,5 +722,5 @@ def one_run_at_a_time(step: Callable[..., tuple[Tensors, Tensors]]) -> Step:
 def _stacked(values: Sequence[Any]) -> Any:
     """Stack runs; one alone is not copied."""
     if isinstance(values[0], RowProduct):
-        return RowProduct(values[0].x, _stacked([value.g for value in values]))
+        return replace(values[0], g=_stacked([value.g for value in values]))
     return values[0][None] if len(values) == 1 else torch.stack(list(values))

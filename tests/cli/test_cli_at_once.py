@@ -75,6 +75,8 @@ def asked(*words: str, cwd: Path, **environment: str) -> tuple[int, str, str, se
         ("study --help", "fedgrem-pendigits"),
         ("study fedgrem-adversarial --help", "permuted"),
         ("flower --help", "status"),
+        ("node --help", "pending"),
+        ("node log --help", "--last"),
         pytest.param("flower run --help", ".coterie-flower", marks=needs_flower),
     ],
 )

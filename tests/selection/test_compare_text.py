@@ -176,10 +176,31 @@ def test_own_intercepts_are_called_so() -> None:
 def test_others_bring_little_or_nothing_only_if_no_gain_is_both_clear_and_large(chosen: str) -> None:
     found = comparison(chosen)
     assert answer(found).headline.endswith("more only with shrunk towards the global model.")
+    found = changed(found, "shrunk", as_good=False)
     assert "little, or nothing that is clear" in answer(replace(found, tolerance=1.0)).headline
     for name in ORDER:
         found = found if name == chosen else changed(found, name, versus_chosen=difference(0.01, 0.02))
     assert "little, or nothing that is clear" in answer(found).headline
+
+
+def test_which_models_of_their_own_serve_clients_best_is_left_to_the_evidence() -> None:
+    found = changed(comparison("local"), "shrunk", versus_chosen=difference(0.01, 0.02))
+    said = answer(found)
+    assert said.headline == "Every client needs its own model."
+    assert said.evidence[0] == "One model each is chosen; shrunk towards the global model would do as well."
+    assert not any("shrunk towards the global model" in text for text in said.evidence[1:])
+    unclear = changed(
+        changed(found, "local", versus_global=difference(0.01, 0.02)), "shrunk", versus_global=difference(0.0)
+    )
+    assert answer(unclear).headline == "Every client may need its own model."
+    larger = changed(changed(found, "shrunk", df=500.0), "local", df=150.0)
+    assert answer(larger).headline.startswith("Local models are enough")  # more parameters say nothing against fewer
+
+
+def test_larger_models_say_nothing_against_own_intercepts() -> None:
+    found = changed(comparison("shrunk"), "shrunk", setting={"prior": "intercept"}, label="own intercepts")
+    found = changed(found, "representation", versus_chosen=difference(0.01, 0.02), chosen_share=0.4)
+    assert answer(found).headline == "Clients share one model, but have their own intercepts."
 
 
 def test_structures_that_would_do_as_well_are_in_the_headline() -> None:
@@ -188,8 +209,7 @@ def test_structures_that_would_do_as_well_are_in_the_headline() -> None:
         found = changed(found, name, chosen_share=share)
     said = answer(found)
     assert said.headline == (
-        "Between groups and models shrunk towards a common one, either will do: both are clearly better than one model for "
-        "all."
+        "Between groups and a model for every client, either will do: both are clearly better than one model for all."
     )
     assert (
         "How sure: with clients drawn again, and one of 2 deals of their rows to folds, 100 times, the choice is "

@@ -64,8 +64,8 @@ class Factored(FromCovariance):
         precision = self.projected / noise[..., None, None]
         precision.diagonal(dim1=-2, dim2=-1).add_(1.0)
         factor = torch.linalg.cholesky(precision)
-        self.v = -torch.cholesky_solve((self._slope / noise[..., None])[..., None], factor)[..., 0]
         self.covariance = torch.cholesky_inverse(factor)
+        self.v = -(self.covariance @ (self._slope / noise[..., None])[..., None])[..., 0]
         self.loss = _loss_at(self._loss, self._slope, self.v, noise, self.v.square().sum(-1))
         self.noise = noise
 

@@ -118,6 +118,15 @@ class Problem:
         """How much rows count that are trained on, and those that are held out; the others are 0.  [F, C, N]"""
         return data.once(("masks", self), lambda: self._masks(data))
 
+    def training(self, data: Block) -> Block:
+        """The block without test rows, which no fit is trained on."""
+
+        def made() -> Block | None:
+            test = (data.folds == self.n_folds) & data.real
+            return data.rows(~test) if bool(test.any()) else None
+
+        return data.once(("training rows", self.n_folds), made) or data
+
     def _masks(self, data: Block) -> tuple[Tensor, Tensor]:
         numbers = torch.tensor(self.held).view(-1, 1, 1)
         train = (data.folds != numbers) & (data.folds != self.n_folds)

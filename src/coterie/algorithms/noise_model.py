@@ -16,7 +16,9 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.row_mixture import LEAST, responsible, rows_of, settled, shares
 from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, one_run_at_a_time
 
-__all__ = ["NoiseModel", "State", "expect_noise", "judge_noise", "judge_noise_ask", "noise_model", "widen_noise"]
+__all__ = [
+    "NoiseModel", "State", "by_size", "expect_noise", "judge_noise", "judge_noise_ask", "noise_model", "widen_noise",
+]  # fmt: skip
 
 _FAR = 25.0  # squared residuals, in units of the variance, that count as no larger
 _WIDTH_STEPS = 8  # of Newton's method, for the noise's variance
@@ -24,7 +26,10 @@ _WIDTH_STEPS = 8  # of Newton's method, for the noise's variance
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """Noise around one model for all, in each of F fits: scaled by the square root of exp(<x, width>), a mixture."""
+    """Noise around one model for all, in each of F fits: scaled by the square root of exp(<x, width>), a mixture.
+
+    Mixtures of several sizes lie side by side: R is the number of all their components.
+    """
 
     theta: Tensor  # [F, P] the model
     spread: Tensor  # [F] variance of the noise, were it normal and alike everywhere
@@ -46,24 +51,33 @@ class State(NoiseModel):
 
 
 def noise_model(
-    state: State | None, *, base: Tensor, spread: Tensor, problem: Problem, n_components: int, rounds: int
+    state: State | None, *, base: Tensor, spread: Tensor, problem: Problem, sizes: tuple[int, ...], rounds: int
 ) -> Algorithm:
-    """Fit the noise around one model for all: its width first, then its shape.  base [F, P], spread [F]"""
+    """Fit the noise around one model for all: its width first, then its shape, as mixtures of several sizes.
+
+    base [F, P], spread [F]
+    """
     if state is None:
-        steps = torch.linspace(-1.0, 1.0, n_components, dtype=torch.float64).expand(len(base), -1)
+        steps, equal = (
+            torch.cat(parts).expand(len(base), -1)
+            for parts in (
+                [torch.linspace(-1.0, 1.0, size, dtype=torch.float64) for size in sizes],
+                [torch.full((size,), 1.0 / size, dtype=torch.float64) for size in sizes],
+            )
+        )
         width = torch.zeros_like(base)
         width[:, -1] = spread.log()
-        state = State(base, spread, width, steps, torch.full_like(steps, 1.0 / n_components), torch.ones_like(steps))
+        state = State(base, spread, width, steps, equal, torch.ones_like(steps))
         yield Save(state)
     while state.round < _WIDTH_STEPS + rounds:
         wide = state.round < _WIDTH_STEPS
         fold = {name: Sum() for name in (("slope", "information") if wide else ("moments",))}
-        shared = {"problem": problem, **_tensors(state)}
-        scratch = 6 * len(base) * (1 if wide else n_components)
+        shared = {"problem": problem, **_tensors(state), **({} if wide else {"sizes": sizes})}
+        scratch = 6 * len(base) * (1 if wide else sum(sizes))
         got = yield Ask(widen_noise if wide else expect_noise, shared, fold, scratch=scratch)
         state = replace(state, round=state.round + 1)
         if got is not None and got.n:
-            state = _widened(state, got) if wide else _shaped(state, got)
+            state = _widened(state, got) if wide else _shaped(state, got, sizes)
         yield Save(state)
     return state
 
@@ -78,15 +92,21 @@ def _widened(state: State, got: Replies) -> State:
     return replace(state, width=state.width + move.clamp(-1.0, 1.0))
 
 
-def _shaped(state: State, got: Replies) -> State:
+def _shaped(state: State, got: Replies, sizes: tuple[int, ...]) -> State:
     n, first, second = (got["moments"][..., power] for power in range(3))
     centre = first / n.clamp(min=1e-9)
     noise = (second / n.clamp(min=1e-9) - centre.square()).clamp(min=LEAST)
-    return replace(state, centre=centre, noise=noise, weights=shares(n))
+    return replace(state, centre=centre, noise=noise, weights=torch.cat([shares(own) for own in n.split(sizes, 1)], 1))
+
+
+def by_size(found: NoiseModel, sizes: tuple[int, ...]) -> list[NoiseModel]:
+    """The models whose mixtures have each size."""
+    every = (torch.split(value, list(sizes), 1) for value in (found.centre, found.weights, found.noise))
+    return [NoiseModel(found.theta, found.spread, found.width, *own) for own in zip(*every, strict=True)]
 
 
 def judge_noise_ask(found: NoiseModel, problem: Problem) -> Ask:
-    """Ask clients how likely held-out rows are, with the noise's shape and with plain normal noise."""
+    """Ask clients how likely held-out rows are, with a shape of the noise of one size and with plain normal noise."""
     fold = {"loss": Stack(), "plain": Stack()}
     return Ask(judge_noise, {"problem": problem, **_tensors(found)}, fold, scratch=6 * found.weights.numel())
 
@@ -97,6 +117,7 @@ def judge_noise_ask(found: NoiseModel, problem: Problem) -> Ask:
 def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """A step of Fisher's scoring for a variance that is log-linear in the features.  -> [C, F, P], [C, F, P, P]"""
     problem = shared["problem"]
+    data = problem.training(data)
     train, _ = problem.masks(data)
     x = rows_of(data)[..., :-1]
     residual, _ = _scaled_residuals(shared, data)
@@ -110,15 +131,18 @@ def widen_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
 @one_run_at_a_time
 def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Sums of residuals' powers by responsibility.  -> [C, F, R, 3]"""
+    data = shared["problem"].training(data)
     train, _ = shared["problem"].masks(data)
     residual, _ = _scaled_residuals(shared, data)
     noise = shared["noise"][..., None, None]  # [F, R, 1, 1]
     joint = residual[:, None] - shared["centre"][..., None, None]  # [F, R, C, N]
     level = shared["weights"].log()[..., None, None] - 0.5 * (2 * torch.pi * noise).log()
     torch.addcmul(level, joint.square_(), -0.5 / noise, out=joint)
-    gamma, sums = responsible(joint, train), []
-    for power in range(3):
-        sums.append((gamma.mul_(residual[:, None]) if power else gamma).sum(-1))
+    for part in joint.split(shared["sizes"], 1):
+        responsible(part, train)
+    sums = [joint.sum(-1)]
+    for _ in range(2):
+        sums.append(joint.mul_(residual[:, None]).sum(-1))
     return {"moments": torch.stack(sums, -1).movedim(2, 0)}, {}
 
 

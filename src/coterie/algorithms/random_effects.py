@@ -187,12 +187,14 @@ def _maximised(prior: State, got: Replies, problem: Problem, kinds: tuple[Kind, 
         return _with_extra(prior, got, problem)
     stretch = _solved(got["stiffness"], got["stretch"]).clamp(-_LEAST_STRETCH, _MOST_STRETCH)
     wide, spread = prior.root * (1 + stretch)[:, :, None], got["second"] / count[..., None, None]
-    root = [_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)]
+    root = torch.stack([_root(wide[:, j], spread[:, j], kind, problem) for j, kind in enumerate(kinds)], 1)
+    if problem.is_regression and set(kinds) == {"intercept"}:
+        root = root[..., -1:]  # nothing else differs: so clients have one effect, and no matrices to factor
     mean = prior.mean
     if "information" in got.values:
         step = _solved(got["information"], got["slope"])
         mean = mean - (step if problem.is_regression else step.clamp(-_FAR, _FAR))  # modes are only nearly so
-    return replace(prior, mean=mean, root=torch.stack(root, 1))
+    return replace(prior, mean=mean, root=root)
 
 
 def _with_extra(prior: State, got: Replies, problem: Problem) -> State:
@@ -290,7 +292,9 @@ def _ask(
     }  # fmt: skip
     shape = prior.root.shape
     nothing = torch.zeros(shape[0], shape[1], shape[3], dtype=torch.float64)
-    fresh = {**problem.fresh, f"{tag} effects": nothing, f"{tag} noise": nothing[..., 0].clone()}
+    fresh = {**problem.fresh, f"{tag} noise": nothing[..., 0].clone()}
+    if not problem.is_regression:  # whose effects are found at once, from anywhere
+        fresh[f"{tag} effects"] = nothing
     if keep is not None:
         fresh |= fresh_model(problem)
     limits = {name: limit for name, limit in (_LIMITS | {"loss": problem.losses}).items() if name in fold}
@@ -483,11 +487,10 @@ def _models(mean: Tensor, root: Tensor, v: Tensor) -> Tensor:
 
 
 def _kept(shared: dict[str, Any], found: _Effects) -> Tensors:
-    tag = shared["tag"]
-    return {
-        f"{tag} effects": found.v.permute(2, 0, 1, 3),
-        f"{tag} noise": found.next_noise.permute(2, 0, 1),
-    }
+    kept = {f"{shared['tag']} noise": found.next_noise.permute(2, 0, 1)}
+    if not shared["problem"].is_regression:
+        kept[f"{shared['tag']} effects"] = found.v.permute(2, 0, 1, 3)
+    return kept
 
 
 def _by_client(reply: Tensors) -> Tensors:

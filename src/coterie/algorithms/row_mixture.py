@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of regressions within clients: every row has one of R common models, in proportions of the client's own.
+"""Mixtures of regressions within clients: every row has one of several common models, in proportions of the client's own.
 
 EM with components from sums over all clients. Several random starts, with densities that are flat at first, advance in
 lockstep; then the likeliest goes on. Clients have too few rows here to begin with mixtures of their own, as FedGrEM does. As
 for all structures, noise is as wide as a client's own rows say.
+
+Mixtures of several sizes are fitted in the same passes over the rows: their components lie side by side. Shares of a row add
+up to one, so that sums for the last component of each follow from those of the others and of all rows.
 """
 
 from dataclasses import dataclass, replace
@@ -30,8 +33,8 @@ from coterie.protocol import (
 )
 
 __all__ = [
-    "LEAST", "Mixed", "State", "expect_rows", "judge_mixed", "judge_mixed_ask", "responsible", "row_mixture", "rows_of",
-    "settled", "shares",
+    "LEAST", "Mixed", "State", "by_size", "expect_rows", "judge_mixed", "judge_mixed_ask", "responsible", "row_mixture",
+    "rows_of", "settled", "shares",
 ]  # fmt: skip
 
 _COLD = 0.1  # densities begin with this power
@@ -43,12 +46,12 @@ _WEIGHT_STEPS = 20  # in which a client finds its proportions
 
 @dataclass(frozen=True)
 class Mixed:
-    """Mixtures, in each of F fits and J starts."""
+    """Mixtures of L sizes, in each of F fits and J starts: R components of all of them, side by side."""
 
     theta: Tensor  # [F, J, R, P]
     weights: Tensor  # [F, J, R] common proportions
     noise: Tensor  # [F, J, R] variances
-    likelihood: Tensor  # [F, J] of all training rows
+    likelihood: Tensor  # [F, J, L] of all training rows
 
     def last(self) -> "Mixed":
         """The fit to all training rows."""
@@ -63,72 +66,84 @@ class State(Mixed):
 
 
 def row_mixture(
-    state: State | None, *, base: Tensor, spread: Tensor, problem: Problem, n_components: int, starts: int, rounds: int,
-    seed: int,
+    state: State | None, *, base: Tensor, spread: Tensor, problem: Problem, sizes: tuple[int, ...], starts: int,
+    rounds: int, seed: int,
 ) -> Algorithm:  # fmt: skip
-    """Fit mixtures, and take the likeliest start of every fit.
+    """Fit mixtures of several sizes, and take the likeliest start of every fit.
 
     Parameters
     ----------
     base, spread : Tensor
         [F, P], [F] one model for all, and the variance around it.
+    sizes : tuple of int
+        Numbers of components: see `by_size`.
     """
     if state is None:
-        state = _begin(base, spread, n_components, starts, seed)
+        state = _begin(base, spread, sizes, starts, seed)
         yield Save(state)
     trial = max(1, round(_TRIAL * rounds))
     while state.round < rounds:
         if state.round == trial:
-            state = _likeliest(state)
-        power = torch.tensor(min(1.0, _COLD ** (1 - state.round / max(trial - 3, 1))), dtype=torch.float64)
-        fold = {name: Sum() for name in ("moments", "rows", "likelihood")}
-        name = f"weights {n_components} {state.weights.shape[1]}"
+            state = _likeliest(state, sizes)
+        power = min(1.0, _COLD ** (1 - state.round / max(trial - 3, 1)))
+        told = power == 1 or state.round + 1 == trial  # nobody asks how likely flat densities are
+        fold = {name: Sum() for name in ("moments", "rows", *(["likelihood"] if told else []))}
+        name = f"weights {sizes} {state.weights.shape[1]}"
         fresh = {name: torch.full(state.weights.shape, -1.0, dtype=torch.float64)}
-        shared = {**_shared(state, problem), "power": power, "own": name}
-        got = yield Ask(
-            expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state, problem), limits={"rows": COUNT}
-        )
+        shared = {**_shared(state, problem), "sizes": sizes, "power": power, "told": told, "own": name}
+        got = yield Ask(expect_rows, shared, fold, fresh=fresh, scratch=_scratch(state), limits={"rows": COUNT})
         state = replace(state, round=state.round + 1)
         if got is not None and got.n:
-            state = _maximised(state, got, spread)
+            state = _maximised(state, got, spread, sizes)
         yield Save(state)
-    return _likeliest(state)
+    return _likeliest(state, sizes)
+
+
+def by_size(found: Mixed, sizes: tuple[int, ...]) -> list[Mixed]:
+    """The mixtures of each size."""
+    every = (torch.split(value, list(sizes), 2) for value in (found.theta, found.weights, found.noise))
+    return [Mixed(*values) for values in zip(*every, torch.split(found.likelihood, 1, 2), strict=True)]
 
 
 def _shared(mixed: Mixed, problem: Problem) -> dict[str, Any]:
     return {"problem": problem, "theta": mixed.theta, "weights": mixed.weights, "noise": mixed.noise}
 
 
-def _begin(base: Tensor, spread: Tensor, n_components: int, starts: int, seed: int) -> State:
+def _begin(base: Tensor, spread: Tensor, sizes: tuple[int, ...], starts: int, seed: int) -> State:
     """Components as far from the model for all as noise is wide."""
-    fits, size = base.shape
-    draw = keys.generator(seed, n_components, "mixed starts")
-    offset = torch.randn(starts, n_components, size, generator=draw, dtype=torch.float64) * size**-0.5
-    theta = base[:, None, None] + spread[:, None, None, None].sqrt() * offset
-    equal = torch.full((fits, starts, n_components), 1.0 / n_components, dtype=torch.float64)
+    fits, width = base.shape
+    draws = [(size, keys.generator(seed, size, "mixed starts")) for size in sizes]
+    offset = torch.cat([torch.randn(starts, r, width, generator=draw, dtype=torch.float64) for r, draw in draws], 1)
+    theta = base[:, None, None] + spread[:, None, None, None].sqrt() * (offset * width**-0.5)
+    equal = torch.cat([torch.full((fits, starts, r), 1.0 / r, dtype=torch.float64) for r in sizes], 2)
     noise = spread[:, None, None].expand_as(equal).clone()
-    return State(theta, equal, noise, torch.zeros(fits, starts, dtype=torch.float64))
+    return State(theta, equal, noise, torch.zeros(fits, starts, len(sizes), dtype=torch.float64))
 
 
-def _likeliest(state: State) -> State:
-    best = state.likelihood.argmax(1)
-    at = torch.arange(len(best))
-    theta, weights, noise, likelihood = (
-        value[at, best][:, None] for value in (state.theta, state.weights, state.noise, state.likelihood)
-    )
-    return State(theta, weights, noise, likelihood, state.round)
+def _likeliest(state: State, sizes: tuple[int, ...]) -> State:
+    best = state.likelihood.argmax(1)  # [F, L]
+    start = best.repeat_interleave(torch.tensor(sizes), 1)[:, None]  # [F, 1, R]
+    theta = state.theta.gather(1, start[..., None].expand(-1, -1, -1, state.theta.shape[-1]))
+    weights, noise = (value.gather(1, start) for value in (state.weights, state.noise))
+    return State(theta, weights, noise, state.likelihood.gather(1, best[:, None]), state.round)
 
 
-def _maximised(state: State, got: Replies, spread: Tensor) -> State:
+def _maximised(state: State, got: Replies, spread: Tensor, sizes: tuple[int, ...]) -> State:
     """The M-step, from sums of products by responsibility."""
-    moments = _square(got["moments"].movedim(0, -1), state.theta.shape[-1] + 1)  # [F, J, R, Q, Q]
+    fits, starts, components, width = state.theta.shape
+    some, every = got["moments"].T.split([fits * starts * (components - len(sizes)), fits])
+    parts = some.view(fits, starts, components - len(sizes), -1).split([size - 1 for size in sizes], 2)
+    packed = torch.cat([one for part in parts for one in (part, every[:, None, None] - part.sum(2, keepdim=True))], 2)
+    moments = _square(packed, width + 1)  # [F, J, R, Q, Q]
     rows = got["rows"].clamp(min=1e-9)
     little = 1e-6 * (1 + rows[..., None]).expand_as(state.theta)
     theta = torch.linalg.solve(moments[..., :-1, :-1] + torch.diag_embed(little), moments[..., :-1, -1])
     residual = torch.cat([theta, -torch.ones_like(theta[..., :1])], -1)
     squares = torch.einsum("fjrp,fjrpq,fjrq->fjr", residual, moments, residual).clamp(min=0)
     noise = torch.maximum(squares / rows, LEAST * spread[:, None, None])
-    return replace(state, theta=theta, noise=noise, weights=shares(got["rows"]), likelihood=got["likelihood"])
+    weights = torch.cat([shares(own) for own in got["rows"].split(sizes, 2)], 2)
+    likelihood = got.values.get("likelihood", state.likelihood)
+    return replace(state, theta=theta, noise=noise, weights=weights, likelihood=likelihood)
 
 
 def _square(packed: Tensor, size: int) -> Tensor:
@@ -146,36 +161,53 @@ def shares(rows: Tensor) -> Tensor:
 
 
 def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
-    """Ask clients how likely held-out rows are, once they have found their proportions in the training rows."""
+    """Ask clients how likely held-out rows are under mixtures of one size, once they have found their proportions."""
     fold = {name: Stack() for name in ("loss", "metric", "rows")}
     limits = {"metric": LOSSES, "rows": COUNT}  # losses are minus log densities, which may be negative
-    return Ask(judge_mixed, _shared(found, problem), fold, scratch=_scratch(found, problem), limits=limits)
+    return Ask(judge_mixed, _shared(found, problem), fold, scratch=_scratch(found), limits=limits)
 
 
-def _scratch(state: Mixed, problem: Problem) -> int:
-    return 6 * state.weights.numel() + (problem.n_features + 2) * (problem.n_features + 3) // 2
+def _scratch(state: Mixed) -> int:
+    return 6 * state.weights.numel()
 
 
 # -- on the client: values lie [F, J, R, C, N], so that rows of all clients are columns of one matrix --------------------
 @answers(moments=Sum(), rows=Sum(), likelihood=Sum())
 @one_run_at_a_time
 def expect_rows(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """The E-step: sums of products of training rows by responsibility, and new proportions of the client's own."""
-    name, power = shared["own"], shared["power"]
+    """The E-step: sums of products of training rows by responsibility, and new proportions of the client's own.
+
+    Products are summed for all components of each mixture but the last, and in the last F columns for all training rows.
+    """
+    name, sizes, data = shared["own"], shared["sizes"], shared["problem"].training(data)
     common, own = shared["weights"][..., None], private[name].movedim(0, -1)  # [F, J, R, 1], [F, J, R, C]
-    weights = torch.where(own < 0, common, own)
-    train = shared["problem"].masks(data)[0][:, None]  # [F, 1, C, N]
-    joint = _joint(shared, weights, data)
-    likelihood = (joint.logsumexp(2) * train).sum(-1)  # [F, J, C]
-    gamma = responsible(joint if float(power) == 1 else joint.mul_(power), train)
-    pairs = data.once("pairs of columns", lambda: _pairs(data))  # [C, N, Q (Q + 1) / 2]
-    rows = gamma.sum(-1)  # [F, J, R, C]
-    reply = {
-        "moments": RowProduct(pairs, gamma.permute(3, 4, 0, 1, 2)),
-        "rows": rows.movedim(3, 0),
-        "likelihood": likelihood.movedim(2, 0),
+    train = shared["problem"].masks(data)[0]  # [F, C, N]
+    joint = _joint(shared, torch.where(own < 0, common, own), data)  # [F, J, R, C, N]
+    joint = joint if shared["power"] == 1 else joint.mul_(shared["power"])
+    kept, likelihood = [], []
+    for part, proportions in zip(torch.split(joint, list(sizes), 2), torch.split(common, list(sizes), 2), strict=True):
+        gamma, top, total = responsible(part, train[:, None])
+        kept.append((gamma[:, :, :-1], _proportions(gamma.sum(-1), proportions)))
+        if shared["told"]:
+            likelihood.append(((top + total.log()) * train[:, None]).sum(-1))  # [F, J, C]
+    gamma = _side_by_side([gamma for gamma, _ in kept], train)
+    reply: dict[str, Any] = {
+        "moments": RowProduct(rows_of(data), gamma.permute(1, 2, 0), pairs=True),
+        "rows": joint.sum(-1).movedim(3, 0),
     }
-    return reply, {name: _proportions(rows, common).movedim(3, 0)}
+    if likelihood:
+        reply["likelihood"] = torch.stack(likelihood, -1).movedim(2, 0)
+    return reply, {name: torch.cat([own for _, own in kept], 2).movedim(3, 0)}
+
+
+def _side_by_side(some: list[Tensor], train: Tensor) -> Tensor:
+    """Responsibilities [F, J, R', C, N] of several mixtures, and then masks [F, C, N].  -> [F J (sum of R') + F, C, N]"""
+    fits, starts, _, *rows = some[0].shape
+    components = sum(part.shape[2] for part in some)
+    made = train.new_empty(fits * (starts * components + 1), *rows)
+    torch.cat(some, 2, out=made[:-fits].view(fits, starts, components, *rows))
+    made[-fits:] = train
+    return made
 
 
 @answers(loss=Stack(), metric=Stack(), rows=Stack())
@@ -207,7 +239,7 @@ def settled(
     n, constant, joint = train.sum(-1), 0.5 * (2 * torch.pi * noise).log(), torch.empty_like(squares)
     for _ in range(_WEIGHT_STEPS):
         level = (weights.log() - constant)[..., None]  # up to a constant
-        gamma = responsible(_normal(squares, wide, level, joint), train)
+        gamma, _, _ = responsible(_normal(squares, wide, level, joint), train)
         if own:
             weights = _proportions(gamma.sum(-1), common)
         wide = (NOISE_ROWS + gamma.mul_(squares).sum((-3, -1))) / (NOISE_ROWS + n)
@@ -222,13 +254,16 @@ def _normal(squares: Tensor, wide: Tensor, level: Tensor, out: Tensor) -> Tensor
     return made
 
 
-def responsible(joint: Tensor, mass: Tensor) -> Tensor:
+def responsible(joint: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Shares of components in rows that count as much as `mass` [..., C, N], in place of log densities [..., R, C, N].
 
-    Passes over rows take as long as the memory that they touch is new: so nothing is allocated that is as large.
+    Passes over rows take as long as the memory that they touch is new: so nothing is allocated that is as large. Beside the
+    shares come the largest log density and the sum of densities over it, [..., C, N] each.
     """
-    gamma = joint.sub_(joint.amax(-3, keepdim=True)).exp_()
-    return gamma.mul_((mass / gamma.sum(-3)).unsqueeze(-3))
+    top = joint.amax(-3)
+    gamma = joint.sub_(top.unsqueeze(-3)).exp_()
+    total = gamma.sum(-3)
+    return gamma.mul_((mass / total).unsqueeze(-3)), top, total
 
 
 def _proportions(rows: Tensor, common: Tensor) -> Tensor:
@@ -237,15 +272,13 @@ def _proportions(rows: Tensor, common: Tensor) -> Tensor:
 
 
 def rows_of(data: Block) -> Tensor:
-    """Features, intercept and target.  [C, N, Q]"""
-    return data.once("rows", lambda: torch.cat([data.x, torch.ones_like(data.x[..., :1]), data.target[..., None]], -1))
+    """Features, intercept and target, one column after another: so they are multiplied fastest.  [C, N, Q]"""
 
+    def made() -> Tensor:
+        x, y = data.x.movedim(2, 0), data.target[None]
+        return torch.cat([x, torch.ones_like(x[:1]), y.to(x.dtype)]).movedim(0, 2)
 
-def _pairs(data: Block) -> Tensor:
-    """Products of columns, one column after another: so they are formed fastest, and multiplied.  [C, N, Q (Q + 1) / 2]"""
-    columns = rows_of(data).movedim(2, 0).contiguous()
-    i, j = torch.triu_indices(len(columns), len(columns))
-    return (columns[i] * columns[j]).movedim(0, 2)
+    return data.once("rows", made)
 
 
 def _joint(shared: dict[str, Any], weights: Tensor, data: Block) -> Tensor:

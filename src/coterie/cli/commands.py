@@ -15,6 +15,7 @@ import typer
 
 from coterie import __version__
 from coterie.cli import flower as flower_commands
+from coterie.cli import node as node_commands
 from coterie.cli.arguments import (
     AsJson,
     Categorical,
@@ -54,6 +55,7 @@ data_app = typer.Typer(help="Inspect data before fitting.", no_args_is_help=True
 app.add_typer(data_app, name="data")
 app.add_typer(studies.app, name="study")
 app.add_typer(flower_commands.app, name="flower")
+app.add_typer(node_commands.app, name="node")
 app.command("compare")(compare_command)
 app.command("summarise")(summarise_command)
 

@@ -359,6 +359,7 @@ def _submit(config: dict[str, Any], connection: "Connection", as_json: bool, aga
     from coterie.engines.in_process import Round
 
     config["command"] = "coterie " + shlex.join(sys.argv[1:])
+    config["submitter"] = connection.submitter
     try:
         with tempfile.TemporaryDirectory() as place, following() as follow:
 

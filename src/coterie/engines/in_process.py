@@ -4,6 +4,7 @@
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from coterie.engines.worker import Answer, Worker, completed
 from coterie.errors import RunError
 from coterie.participation import Clock, Everyone, Participants, Participation
 from coterie.protocol import Ask, Replies, Tensors
-from coterie.threads import for_work
+from coterie.threads import for_work, side_by_side
 
 __all__ = ["Finished", "InProcess", "Program", "Round"]
 
@@ -137,8 +138,14 @@ class InProcess:
 
     @staticmethod
     def dispatch_all(waiting: Sequence[tuple[Any, Sequence[Group]]]) -> list[list[Response]]:
-        """Let clients answer on one set of rows after the other; there are no messages here, but this would be one."""
-        return [engine.dispatch(groups) for engine, groups in waiting]
+        """Let clients answer on several sets of rows; there are no messages here, but this would be one.
+
+        At the same time, unless seconds count or a model is asked about, which may be a network that is no thread's own.
+        """
+        asks = (ask for _, groups in waiting for asks, _ in groups for ask in asks.values())
+        if any(engine.clock for engine, _ in waiting) or any("model" in ask.shared for ask in asks):
+            return [engine.dispatch(groups) for engine, groups in waiting]
+        return side_by_side([partial(engine.dispatch, groups) for engine, groups in waiting])
 
     def _answered(self, asks: Mapping[int, Ask], who: Participants) -> Response:
         begin = time.perf_counter()

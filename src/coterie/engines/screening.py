@@ -105,7 +105,9 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) ->
         numbers = value.g if isinstance(value, RowProduct) else value
         if not numbers.is_floating_point() or not numbers.numel():
             continue
-        finite = _finite(numbers)  # [S, C]
+        measured = limit is not None and limit.finite and not isinstance(value, RowProduct)
+        length = _norm(value) if measured else numbers.sum(_rest(numbers)) if numbers.dim() > 2 else numbers
+        finite = _finite(numbers, length)  # [S, C]
         if limit is None or limit.finite:
             tame = tame & finite
             leave_out(~finite & strict, f"'{name}' {NOT_FINITE}")
@@ -113,7 +115,7 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) ->
             leave_out((numbers.reshape(*numbers.shape[:2], -1).amin(2) < 0) & strict, f"'{name}' is negative")
         if limit is None or not limit.finite:
             continue
-        length = _length(value, block)
+        length = length.clamp(max=_LONGEST) if measured else _length(value, block)
         if limit.kind != "any":
             leave_out(_negative(value, length, limit) & strict, f"'{name}' is negative")
         length = length / n.clamp(min=1) if limit.per_row else length
@@ -137,10 +139,9 @@ def was_sent_finite(ask: Ask) -> bool:
     )
 
 
-def _finite(numbers: Tensor) -> Tensor:
-    """[S, C] whether all of a client's numbers are finite: sums tell in one pass, unless they overflow."""
-    rest = _rest(numbers)
-    finite = (numbers.sum(rest) if rest else numbers).isfinite()
+def _finite(numbers: Tensor, told: Tensor) -> Tensor:
+    """[S, C] whether all of a client's numbers are finite: sums or lengths tell in one pass, unless they overflow."""
+    finite = told.isfinite()
     if not bool(finite.all()):
         doubtful = numbers[~finite]
         finite[~finite] = doubtful.reshape(len(doubtful), -1).isfinite().all(1)
@@ -157,20 +158,19 @@ def _weights(ask: Ask) -> set[str]:
     return {name for how in ask.fold.values() if not isinstance(how, Lowest) for name in how.needs}
 
 
-def _length(value: Tensor | RowProduct, block: Block) -> Tensor:
-    """[S, C] of every client's value; of a product over rows that is not formed, the most that it can be."""
-    if not isinstance(value, RowProduct):
-        return _norm(value).clamp(max=_LONGEST)
+def _length(value: RowProduct, block: Block) -> Tensor:
+    """[S, C] the most that the length of a product over rows can be, which is not formed."""
     rows = (
         block.once("length of all rows", lambda: _norm(block.x[None])) if value.x is block.x else _norm(value.x[None])
     )
-    return (rows * _norm(value.g)).clamp(max=_LONGEST)
+    return ((rows.square() if value.pairs else rows) * _norm(value.g)).clamp(max=_LONGEST)
 
 
 def _norm(values: Tensor) -> Tensor:
     """[S, C, ...] -> [S, C]"""
-    rest = _rest(values)
-    norm: Tensor = (torch.linalg.vector_norm(values, dim=rest) if rest else values.abs()).to(torch.float64)
+    parts = torch.linalg.vector_norm(values, dim=(-2, -1)) if values.dim() > 4 else values  # matrices first: a third
+    rest = _rest(parts)
+    norm: Tensor = (torch.linalg.vector_norm(parts, dim=rest) if rest else parts.abs()).to(torch.float64)
     over = ~norm.isfinite()
     if values.dtype != torch.float64 and bool(over.any()):  # squares overflow where values do not
         long = values[over]

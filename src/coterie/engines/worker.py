@@ -25,7 +25,7 @@ from coterie.threads import for_work
 
 __all__ = ["Answer", "Worker", "completed", "part_of_clients", "same_form"]
 
-_CUTS = 16  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
+_CUTS = 8  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
 _LITTLE = 1024  # bytes
 _ROOM = 4  # blocks whose memory is for that
 
@@ -247,7 +247,7 @@ class _Lockstep:
         self.item_size = max((v.element_size() for v in tensors), default=8)
         self._strands = [_Strand(slice(0, len(asks)), counted)]
         self._left_out: list[dict[int, str]] = [{} for _ in asks]
-        self._lengths: Tensors = {}  # field -> [S, B]
+        self._lengths: dict[str, list[Tensor]] = {}  # field -> [S, C] of every block
         self._wild = torch.zeros(len(asks), dtype=torch.int64)
 
     def refuse_fewer(self, least: int) -> None:
@@ -268,8 +268,7 @@ class _Lockstep:
         for s, c, why in seen.why:
             self._left_out[s][int(block.ids[c])] = why
         for name, length in seen.lengths.items():
-            counts = counts_of(length)
-            self._lengths[name] = self._lengths[name] + counts if name in self._lengths else counts
+            self._lengths.setdefault(name, []).append(length)
         if seen.why and len(self._strands) < len(self.runs):
             self._strands = [self._strands[0].run(s) for s in range(len(self.runs))]
         for strand in self._strands:
@@ -279,12 +278,13 @@ class _Lockstep:
     def answers(self) -> dict[int, Answer]:
         """Hand every run its own part."""
         found = {}
+        every = {name: counts_of(torch.cat(lengths, 1)) for name, lengths in self._lengths.items()}  # [S, B]
         for strand in self._strands:
             parts, ids = strand.found(self.ask)
             for s in range(len(self.runs))[strand.runs]:
                 at = slice(s - strand.runs.start, s - strand.runs.start + 1)
                 own = {name: {k: v[at] for k, v in part.items()} for name, part in parts.items()}
-                lengths = {name: lengths_of(counts[s]) for name, counts in self._lengths.items()}
+                lengths = {name: lengths_of(counts[s]) for name, counts in every.items()}
                 found[self.runs[s]] = Answer(own, ids, strand.up, None, self._left_out[s], lengths, int(self._wild[s]))
         return found
 
@@ -362,7 +362,7 @@ def _rounded_up(room: int) -> int:
 def _cut(value: Any, runs: slice, keep: slice | Tensor) -> Any:
     """Some runs' replies of some clients."""
     if isinstance(value, RowProduct):
-        return RowProduct(value.x[keep], value.g[runs, keep])
+        return replace(value, x=value.x[keep], g=value.g[runs, keep])
     return value[runs, keep]
 
 
@@ -396,7 +396,7 @@ def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:
 
 def same_form(a: Ask, b: Ask) -> bool:
     """Whether asks differ in the values of their tensors only."""
-    if a.step is not b.step or dict(a.fold) != dict(b.fold) or _looks(a) != _looks(b):
+    if a.step is not b.step or dict(a.fold) != dict(b.fold) or _looks(a) != _looks(b) or a.epsilon != b.epsilon:
         return False
     return all(
         _same_values(dict(left), dict(right))

@@ -35,7 +35,7 @@ from coterie.models import Model
 from coterie.registry import METHODS
 from coterie.report.run_document import FinishedDocument
 from coterie.report.run_folder import read_document
-from coterie.runs.holding import tidy
+from coterie.runs.holding import RUN_NAME, tidy
 
 __all__ = [
     "begin_run",
@@ -77,7 +77,9 @@ def begin_run(folder: Path, options: FitOptions, command: str, clients: Clients)
             begun = {key: value for key, value in _read_json(folder).items() if key not in ended}
             _write_json(folder, begun | {"status": "running"})
         return False
-    if folder.exists() and any(path.name != LOCK and not is_temporary(path) for path in folder.iterdir()):
+    if folder.exists() and any(
+        path.name not in (LOCK, RUN_NAME) and not is_temporary(path) for path in folder.iterdir()
+    ):
         raise ConfigError(f"{folder} is not empty and not a run", "name a new folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     begun = {"status": "running", "id": uuid.uuid4().hex, **_header(options, command), "fingerprint": print_}

@@ -10,11 +10,12 @@ from coterie.files import clear_temporaries, is_temporary, remove_files
 from coterie.lock import LOCK, held
 from coterie.report.run_folder import read_document
 
-__all__ = ["holding", "remove_own", "remove_run", "tidy"]
+__all__ = ["RUN_NAME", "holding", "remove_own", "remove_run", "tidy"]
 
-_FILES = ("run.json", "rounds.parquet", "clients.parquet", "state.safetensors", "report.html", "flower-run")
+RUN_NAME = "flower-run"  # under which nodes of a federation know a run, and who they are; there before the run begins
+_FILES = ("run.json", "rounds.parquet", "clients.parquet", "state.safetensors", "report.html", RUN_NAME)
 _COMPARISON = ("compare.json", "clients.parquet", "report.html")  # of --method auto
-_WORDS = ("kernel", "about.json", "flower-run")  # what checkpoints/ holds beside checkpoints
+_WORDS = ("kernel", "about.json", RUN_NAME)  # what checkpoints/ holds beside checkpoints
 
 
 @contextmanager

@@ -45,6 +45,11 @@ class Field:
         """How many numbers it has."""
         return math.prod(self.shape)
 
+    @property
+    def n_words(self) -> int:
+        """How many words it takes."""
+        return _SCALES[self.kind][0] * self.size
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -91,7 +96,7 @@ class Layout:
     @cached_property
     def n_words(self) -> int:
         """Length of the vector."""
-        return sum(_SCALES[field.kind][0] * field.size for field in self.fields)
+        return sum(field.n_words for field in self.fields)
 
     @cached_property
     def sections(self) -> list[tuple[str, int, int]]:

@@ -5,19 +5,22 @@ So they cannot contradict each other: a structure has one standing beside the ch
 what is not clear is marked so for all that is said.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from coterie.methods.linear.choice import RIVAL
+from coterie.methods.linear.choice import ALIKE, RIVAL
 from coterie.selection.result import Comparison, Difference, Structure
 
-__all__ = ["Counts", "Facts", "Other", "Sign", "Standing", "Tally", "facts"]
+__all__ = ["Counts", "Facts", "Kind", "Other", "Sign", "Standing", "Tally", "facts", "kind"]
 
 Sign = Literal["better", "level", "worse"]  # by a 95 % interval: level if it contains 0
 # Beside the chosen structure; "slightly" is by no more than the tolerance of the choice.
 Standing = Literal["better", "slightly better", "level", "slightly worse", "worse", "barred"]
+# In which way clients differ: not, in their levels, in groups, each from all others, or within themselves.
+Kind = Literal["one for all", "own intercepts", "groups", "own models", "mixtures"]
 
 _STABLE = 0.5  # adjusted Rand index from which groups are spoken of
 
@@ -67,8 +70,8 @@ class Other:
 
     @property
     def would_do(self) -> bool:
-        """Whether it might as well have been chosen: it often was, and no difference is clear."""
-        return self.standing in ("better", "slightly better", "level") and self.share >= RIVAL
+        """Whether it serves clients no worse, as far as one can tell."""
+        return self.standing in ("better", "slightly better", "level")
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,36 @@ class Facts:
 
     @property
     def sure(self) -> bool:
-        """Whether the chosen structure is clearly better than one model for all, or is it."""
-        return self.over_global in (None, "better")
+        """Whether clients clearly differ in the way that was chosen, or one model for all was."""
+        return self.over_global in (None, "better") or any(other.over_global == "better" for other in self.kin)
 
     @property
-    def either(self) -> tuple[Structure, ...]:
+    def kin(self) -> tuple[Other, ...]:
+        """Structures that say the same of clients as the chosen one, and are as good with about as many parameters."""
+        alike = (other for other in self.others if kind(other.structure) == kind(self.chosen))
+        good = (other for other in alike if other.standing in ("slightly better", "level") and other.structure.as_good)
+        most = ALIKE * (self.chosen.df or math.inf)
+        return tuple(other for other in good if (other.structure.df or 0.0) <= most)
+
+    @property
+    def rivals(self) -> dict[Kind, tuple[Other, ...]]:
+        """Ways to differ that might as well have been chosen: they often were, and serve clients no worse.
+
+        Own intercepts are a part of own models: that a larger model serves clients as well says nothing against them.
+        """
+        own, found = kind(self.chosen), dict[Kind, tuple[Other, ...]]()
+        for one in dict.fromkeys(kind(other.structure) for other in self.others):
+            members = tuple(other for other in self.others if kind(other.structure) == one)
+            able = tuple(other for other in members if other.would_do)
+            larger = (own, one) == ("own intercepts", "own models")
+            if one != own and not larger and able and sum(other.share for other in able) >= RIVAL:
+                found[one] = able
+        return found
+
+    @property
+    def also(self) -> tuple[Structure, ...]:
         """Structures that would do as well as the chosen one."""
-        return tuple(other.structure for other in self.others if other.would_do)
+        return tuple(other.structure for some in (self.kin, *self.rivals.values()) for other in some)
 
     def standing(self, *wanted: Standing) -> list[Structure]:
         """Structures with these standings, the best first."""
@@ -154,6 +180,14 @@ def facts(found: Comparison) -> Facts:
             and chosen.test_r2 < everybody.test_r2
         ),
     )
+
+
+def kind(one: Structure) -> Kind:
+    """What a structure says of clients."""
+    if one.setting.get("prior") == "intercept":
+        return "own intercepts"
+    kinds: dict[str, Kind] = {"global": "one for all", "clusters": "groups", "mixture": "mixtures"}
+    return kinds.get(one.name, "own models")
 
 
 def _sign(difference: Difference | None) -> Sign | None:

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of a comparison in one sentence."""
 
-from coterie.selection.facts import Facts
+from coterie.selection.facts import Facts, Kind, kind
 from coterie.selection.result import Comparison, Structure
 from coterie.selection.words import capital, listed, noun, number, one_for_all
 
 __all__ = ["headline"]
 
+_KINDS: dict[Kind, str] = {
+    "own intercepts": "own intercepts", "groups": "groups", "own models": "a {0} for every client",
+    "mixtures": "mixtures within clients",
+}  # fmt: skip
+
 
 def headline(found: Comparison, known: Facts) -> str:
-    """The answer in a sentence: what is not clear "may" be so, and where another structure would do as well it says so."""
+    """The answer in a sentence: what is not clear "may" be so, and where clients may as well differ otherwise it says so.
+
+    Which of several models of their own serve clients best is left to the evidence.
+    """
     chosen, model = known.chosen, noun(found)
     if chosen.name == "global":
         return f"One {model} for all is enough: other structures bring {_little(known)}."
-    if known.either:
+    if known.rivals:
         return _either(found, known)
+    if known.kin:
+        return f"Every client {'needs' if known.sure else 'may need'} its own {model}."
     if chosen.name == "local":
         be = "are" if known.sure else "may be"
         return f"Local {model}s {be} enough: learning from each other brings clients {_little(known)}."
@@ -64,21 +74,13 @@ def _in_common(chosen: Structure, sure: bool) -> str:
 
 
 def _either(found: Comparison, known: Facts) -> str:
-    """Several structures do: which of them was chosen is a matter of chance."""
-    several = [one for one in found.structures if one is known.chosen or one in known.either]
-    if any(one.name == "global" for one in several):
+    """Clients may differ in several ways: which of them was chosen is a matter of chance."""
+    if "one for all" in known.rivals:
         return f"{capital(one_for_all(found))} will do: whether clients differ is not clear."
-    between = f"Between {listed([_kind(one) for one in several])}, {'either' if len(several) == 2 else 'any'} will do"
-    signs = [known.over_global, *(other.over_global for other in known.others if other.would_do)]
+    several = [*({kind(known.chosen)} | known.rivals.keys())]
+    said = [_KINDS[one].format(noun(found)) for one in _KINDS if one in several]
+    between = f"Between {listed(said)}, {'either' if len(several) == 2 else 'any'} will do"
+    signs = [known.over_global, *(other.over_global for some in known.rivals.values() for other in some)]
     if all(sign == "better" for sign in signs):
         return f"{between}: {'both' if len(several) == 2 else 'all'} are clearly better than {one_for_all(found)}."
     return f"{between}; they may be better than {one_for_all(found)}."
-
-
-def _kind(one: Structure) -> str:
-    """A structure whatever its setting, but for own intercepts."""
-    if "n_components" in one.setting and one.name != "mixture":
-        return one.label
-    names = {"clusters": "groups", "local": "local models", "shrunk": "models shrunk towards a common one"}
-    names |= {"representation": "models that differ in a few directions", "mixture": "mixtures within clients"}
-    return "own intercepts" if one.setting.get("prior") == "intercept" else names.get(one.name, one.label)

@@ -43,10 +43,18 @@ def answer(found: Comparison) -> Answer:
     """Say what structure clients have, how sure that is, what it brings, and for whom it is worse: words for `facts`."""
     known = facts(found)
     evidence = [
-        *_against_one_model(found, known), *_against_others(known), *_repetitions(found, known), *_groups(found, known),
-        *_counts(known),
+        *_which(known), *_against_one_model(found, known), *_against_others(known), *_repetitions(found, known),
+        *_groups(found, known), *_counts(known),
     ]  # fmt: skip
     return Answer(headline(found, known), evidence, [*_worse(found, known), *_odd_clients(found), *found.notes])
+
+
+def _which(known: Facts) -> list[str]:
+    """Which of the models of clients' own was chosen, where others are as good."""
+    if not known.kin:
+        return []
+    others = listed([other.structure.label for other in known.kin])
+    return [f"{capital(known.chosen.label)} is chosen; {others} would do as well."]
 
 
 # -- what was chosen --------------------------------------------------------------------------------------------------
@@ -106,9 +114,10 @@ def _nothing_better(known: Facts) -> list[str]:
 
 def _against_others(known: Facts) -> list[str]:
     """Who else would do, and who would not: each structure has one standing, and is told of once."""
-    out, chosen = [], known.chosen
+    out, chosen, told = [], known.chosen, [other.structure for other in known.kin]
     better, level, slightly, worse, barred = (
-        [one for one in known.standing(*standings) if one.name != "global"] for standings in _STANDINGS
+        [one for one in known.standing(*standings) if one.name != "global" and one not in told]
+        for standings in _STANDINGS
     )
     if chosen.name != "global":
         out += [

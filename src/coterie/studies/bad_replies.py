@@ -9,6 +9,7 @@ come in training, not where columns are scaled and final models are measured.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -60,7 +61,7 @@ def _meant(name: str, told: dict[str, Any], attack: str) -> bool:
 def _changed(value: Any, bad: Tensor, attack: str) -> Any:
     if isinstance(value, RowProduct):
         if attack != "constant":
-            return RowProduct(value.x, _changed(value.g, bad, attack))
+            return replace(value, g=_changed(value.g, bad, attack))
         value = value.formed()
     if not value.is_floating_point():
         return value

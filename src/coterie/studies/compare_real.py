@@ -178,7 +178,7 @@ def _line(task: RealTask, found: Comparison, seconds: float) -> dict[str, Any]:
     line |= {one.name: one.test_metric for one in found.structures}
     line |= {"chosen": f"{found.chosen} ({chosen.label})", "best": best.name, "stderr": best.test_stderr}
     line |= {"headline": answer(found).headline, "chosen_name": chosen.name, "share": chosen.chosen_share}
-    line |= {"will_do": [chosen.name, *(one.name for one in facts(found).either)], "messages": found.traffic.messages}
+    line |= {"will_do": [chosen.name, *(one.name for one in facts(found).also)], "messages": found.traffic.messages}
     return line | {"behind": abs(gap.mean), "behind_stderr": gap.stderr, "new": chosen.new_metric,
                    "new_global": found["global"].new_metric, "seconds": seconds}  # fmt: skip
 

@@ -14,7 +14,7 @@ from coterie.algorithms.newton_fedprox import newton_fedprox
 from coterie.algorithms.newton_ifca import ByLabel, Clusters, judge_clusters_ask, newton_ifca, nobody_yet
 from coterie.algorithms.noise_model import judge_noise_ask, noise_model
 from coterie.algorithms.random_effects import OWN, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
-from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
+from coterie.algorithms.row_mixture import Mixed, by_size, judge_mixed_ask, row_mixture
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import match_labels
@@ -295,25 +295,34 @@ def one_model(rows: Ragged, problem: Problem) -> Clusters:
     return fit
 
 
-def test_mixtures_within_clients_are_found() -> None:
-    rows, problem = planted("mixture", 2, n_clients=30, rows=40, seed=1), problem_of()
+def mixtures(rows: Ragged, sizes: tuple[int, ...], rounds: int) -> Mixed:
+    problem = problem_of()
     base = one_model(rows, problem)
+    how = {
+        "base": base.theta[:, 0, 0],
+        "spread": base.noise[:, 0],
+        "problem": problem,
+        "sizes": sizes,
+        "rounds": rounds,
+    }
 
     def program() -> Any:
-        return (
-            yield from row_mixture(
-                None,
-                base=base.theta[:, 0, 0],
-                spread=base.noise[:, 0],
-                problem=problem,
-                n_components=2,
-                starts=4,
-                rounds=30,
-                seed=0,
-            )
-        )
+        return (yield from row_mixture(None, starts=4, seed=0, **how))
 
-    fit, _ = answered(rows, problem, program)
+    fit: Mixed = answered(rows, problem, program)[0]
+    return fit
+
+
+def test_mixtures_of_several_sizes_do_not_disturb_each_other() -> None:
+    rows = planted("mixture", 2, n_clients=30, rows=40, seed=1)
+    for size, part in zip((2, 3), by_size(mixtures(rows, (2, 3), 6), (2, 3)), strict=True):
+        alone = mixtures(rows, (size,), 6)
+        for name in ("theta", "weights", "noise", "likelihood"):
+            torch.testing.assert_close(getattr(part, name), getattr(alone, name), rtol=1e-9, atol=1e-9)
+
+
+def test_mixtures_within_clients_are_found() -> None:
+    fit = mixtures(planted("mixture", 2, n_clients=30, rows=40, seed=1), (2,), 30)
     draw = planted_structure("mixture", 2, n_clients=30, rows=40, n_features=3, noise=0.0, seed=1)
     assert isinstance(draw.x, Tensor)
     assert isinstance(draw.y, Tensor)
@@ -363,7 +372,7 @@ def test_noise_that_is_wider_at_some_rows_is_no_mixture() -> None:
 
     def program() -> Any:
         shape = yield from noise_model(
-            None, base=base.theta[:, 0, 0], spread=base.noise[:, 0], problem=problem, n_components=2, rounds=20
+            None, base=base.theta[:, 0, 0], spread=base.noise[:, 0], problem=problem, sizes=(2,), rounds=20
         )
         return shape, (yield judge_noise_ask(shape, problem))
 

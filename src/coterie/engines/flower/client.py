@@ -19,21 +19,24 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import seen_by
 from coterie.data.schema import Schema
 from coterie.engines.flower import registry
+from coterie.engines.flower.approvals import Asking, WaitsError, check_approved
 from coterie.engines.flower.divisions import seen
 from coterie.engines.flower.identity import Identity, hide_names
 from coterie.engines.flower.incoming import check_batch, check_hello, check_room
+from coterie.engines.flower.log_lines import lines_of
 from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
-from coterie.engines.flower.policy import check_asks, check_rows, count
+from coterie.engines.flower.policy import charge, check_asks, check_method, check_rows
 from coterie.engines.flower.policy_file import Policy
+from coterie.engines.flower.question_log import Entry, write
 from coterie.engines.flower.secure_node import exchanged, masked, question_of
-from coterie.engines.flower.state import Private, PrivateFiles, same
+from coterie.engines.flower.state import Private, PrivateFiles, run_word, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
 from coterie.engines.secure import arrays_of, shaped
 from coterie.engines.worker import Worker
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.protocol import Tensors
 
-__all__ = ["NodeData", "answer", "answered", "refuse_mods"]
+__all__ = ["Asker", "NodeData", "answer", "answered", "refuse_mods"]
 
 _LOADED = 16  # nodes' rows that a process keeps: in a simulation one process stands for several nodes
 _WORKERS = 64  # sets of rows, scaled and split, that a process keeps ready
@@ -42,6 +45,15 @@ _MASKING = {"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod", "secagg_m
 
 _loaded: OrderedDict[str, Clients] = OrderedDict()
 _workers: OrderedDict[str, Worker] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks: Flower's number of the run, and what the run says of itself: the submitter's key, and its method."""
+
+    flower: int = 0
+    submitter: str = ""
+    method: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,8 @@ class NodeData:
         What else decides which rows `load` gives: with another one a process reads them anew.
     policy : Policy
         What the server may ask.
+    asker : Asker
+        Who asks.
     """
 
     name: str
@@ -77,6 +91,7 @@ class NodeData:
     version: str = ""
     secret: bytes = field(default=b"", repr=False)
     policy: Policy = field(default_factory=Policy)
+    asker: Asker = field(default_factory=Asker)
 
 
 def answer(message: Message, holding: NodeData) -> Message:
@@ -89,22 +104,60 @@ def answered(records: RecordDict, holding: NodeData, address: int = 0) -> Record
     for name, make in holding.modules.items():
         if name not in registry.named_names():
             registry.register_named(name, make())
+    asked: Hello | Batch | None = None
     reply: Introduction | Reply | Refusal
     try:
-        asked = from_records(records)
-        if isinstance(asked, Hello):
-            reply = Identity.of(holding.folder).introduced(_introduce(asked, holding), asked, address)
-        elif isinstance(asked, Batch):
-            check_batch(asked)
-            exchanges = asked.secure is not None and asked.secure.step != "mask"
-            reply = _exchanged(asked, holding) if exchanges else _reply(asked, holding)
-        else:
-            raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
+        asked = _checked(from_records(records))
+        reply = _replied(asked, holding, address)
     except CoterieError as error:
-        reply = Refusal(holding.name, error.message, error.hint)
+        reply = Refusal(holding.name, error.message, error.hint, isinstance(error, WaitsError))
+    except Exception as error:  # Flower tells the server, and the log the owner
+        _note(asked, Refusal(holding.name, f"it failed: {type(error).__name__}: {error}"), RecordDict(), holding)
+        raise
     for worker in _workers.values():
         worker.private = {}  # from one message to the next it is in files only
-    return to_records(reply)
+    told = to_records(reply)
+    try:
+        _note(asked, reply, told, holding)
+    except OSError as error:  # what is not in the log does not leave
+        why = f"this node cannot write its log: {error.strerror}"
+        return to_records(Refusal(holding.name, why, "its owner must make room, or see to the permissions"))
+    return told
+
+
+def _checked(asked: object) -> Hello | Batch:
+    """A request that is within bounds."""
+    if isinstance(asked, Hello):
+        _check_protocol(asked)
+        check_hello(asked)
+    elif isinstance(asked, Batch):
+        check_batch(asked)
+    else:
+        raise RunError(f"a {type(asked).__name__} is not a request", "use the same version of coterie everywhere")
+    return asked
+
+
+def _replied(asked: Hello | Batch, holding: NodeData, address: int) -> Introduction | Reply:
+    if isinstance(asked, Batch):
+        exchanges = asked.secure is not None and asked.secure.step != "mask"
+        return _exchanged(asked, holding) if exchanges else _reply(asked, holding)
+    _admit(asked.run, holding)
+    return Identity.of(holding.folder).introduced(_introduce(holding), asked, address)
+
+
+def _admit(run: str, holding: NodeData) -> None:
+    """Refuse a run that is of another method than the node's owner allows, or waits for approval."""
+    check_method(holding.asker.method, holding.policy)
+    if holding.policy.run.approval:
+        check_approved(holding.folder, Asking(run_word(run), **vars(holding.asker)))
+
+
+def _note(
+    asked: Hello | Batch | None, reply: Introduction | Reply | Refusal, told: RecordDict, holding: NodeData
+) -> None:
+    """Write to the node's log what was asked, and what became of it."""
+    who = Entry(**vars(holding.asker))
+    write(holding.folder, lines_of(asked, reply, told, who), holding.policy.log.megabytes)
 
 
 def refuse_mods(app: ClientApp) -> None:
@@ -119,13 +172,15 @@ def refuse_mods(app: ClientApp) -> None:
 
 
 # -- who are you? -----------------------------------------------------------------------------------------------------
-def _introduce(asked: Hello, holding: NodeData) -> Introduction:
+def _check_protocol(asked: Hello) -> None:
     if asked.protocol != PROTOCOL:
         raise RunError(
             f"the server speaks protocol {asked.protocol} and this node {PROTOCOL}",
             "install the same version of coterie",
         )
-    check_hello(asked)
+
+
+def _introduce(holding: NodeData) -> Introduction:
     clients, _ = _data(holding, None)
     rows = clients.train
     counts = {"train": rows.counts}
@@ -158,7 +213,8 @@ def _empty_row(clients: Clients) -> Tensors:
 
 def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
     """The node's rows, and what tells them from others; read once by a process."""
-    key = f"{holding.folder}/{holding.name} {holding.version} {holding.opaque} {schema or ''}"
+    least = holding.policy.clients.rows
+    key = f"{holding.folder}/{holding.name} {holding.version} {holding.opaque} {least} {schema or ''}"
     if key not in _loaded:
         theirs = None if schema is None else Schema.model_validate_json(schema)
         own = None if theirs is None else _data(holding, None)[0].schema
@@ -173,6 +229,8 @@ def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
                 "this node's columns, levels or classes differ from those of the federation",
                 "give all nodes the same columns and classes",
             )
+        if least > 1:
+            clients = _without_small(clients, least)
         if holding.opaque:
             clients = hide_names(clients, holding.secret or Identity.of(holding.folder).key("names"))
         _loaded[key] = clients
@@ -181,6 +239,22 @@ def _data(holding: NodeData, schema: str | None) -> tuple[Clients, str]:
     for old in _too_many(sizes, _LOADED):
         del _loaded[old]
     return _loaded[key], key
+
+
+def _without_small(clients: Clients, least: int) -> Clients:
+    """Leave out clients with fewer rows than the policy wants: nobody hears of them."""
+    large = np.flatnonzero(clients.train.layout.counts >= least)
+    names = clients.train.names[large]
+    parts = {"train": clients.train, "test": clients.test, "newcomers": clients.newcomers}
+    kept = {
+        part: None if rows is None else rows.only(np.flatnonzero(np.isin(rows.names, names)))
+        for part, rows in parts.items()
+    }
+    if not len(large):
+        raise RunError(
+            f"no client of this node has {least} rows, which its policy wants", "see clients.rows in docs/policy.md"
+        )
+    return replace(clients, **kept)  # type: ignore[arg-type]
 
 
 def _may_be_read_as(own: Schema, theirs: Schema) -> bool:
@@ -218,12 +292,6 @@ def _memory(rows: Ragged | None) -> int:
 def _reply(asked: Batch, holding: NodeData) -> Reply:
     """Answer one question after the other; what clients keep may be passed on from one to the next."""
     secure, arrays = asked.secure, dict[str, Any]()
-    if (
-        secure is None
-        and holding.policy.secure.only
-        and any(ask.fold for q in asked.questions for ask in q.asks.values())
-    ):
-        raise RunError("this node's policy lets nothing else than secure sums leave", "run with --secure")
     _refuse(asked, holding)
     for question in asked.questions:
         _files(holding, question.run).tidy(question.state)
@@ -247,6 +315,7 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
 def _exchanged(asked: Batch, holding: NodeData) -> Reply:
     """Do what a secure sum needs beside answers."""
     assert asked.secure is not None
+    _admit(asked.secure.run, holding)
     files = _files(holding, asked.secure.run)
     files.begin()
     identity = Identity.of(holding.folder)
@@ -255,16 +324,19 @@ def _exchanged(asked: Batch, holding: NodeData) -> Reply:
 
 def _refuse(asked: Batch, holding: NodeData) -> None:
     """Refuse a message with a question that the node's policy does not allow, before anything is done."""
+    runs = {question.run: None for question in asked.questions}
+    for run in runs:
+        _admit(run, holding)
     for question in asked.questions:
-        check_asks(question, holding.policy)
+        check_asks(question, holding.policy, asked.secure)
+        if asked.secure is not None and not len(question.ids):
+            raise RunError("a secure sum is of no client of this node", "see docs/secure-sums.md")
     for question in asked.questions:
         about = seen(_data(holding, question.schema)[0], question.part, question.views)
         check_rows(question, about, holding.policy)
-    for run in {question.run: None for question in asked.questions}:
-        own = [question for question in asked.questions if question.run == run]
-        files = _files(holding, run)
-        files.begin()
-        count(files.folder / "asked.json", own, holding.policy)
+    for run in runs:
+        _files(holding, run).begin()
+    charge(holding.folder, asked.questions, holding.policy)
 
 
 def _files(holding: NodeData, run: str) -> PrivateFiles:
@@ -280,10 +352,6 @@ def _answer(
     worker.least_clients = holding.policy.sums.clients
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
     told = {at: ask for at, ask in asked.asks.items() if ask.fold}
-    if secure and (not len(asked.ids) or any(how.individual for ask in told.values() for how in ask.fold.values())):
-        raise RunError(
-            "a secure sum is of no client of this node, or of clients' own values", "see docs/secure-sums.md"
-        )
     answers = worker.answer(asked.asks, asked.ids, asked.bounds)
     if secure:
         answers = shaped(worker, asked.asks, answers, asked.ids)

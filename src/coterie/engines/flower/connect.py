@@ -72,6 +72,7 @@ def connect(
     poll: float = 0.2,
     known: Sequence[Introduction] = (),
     told: Callable[[str], None] = lambda asked: None,
+    waits: Callable[[], str] = lambda: "run it again",
 ) -> Clients:
     """Meet the nodes of a federation.
 
@@ -100,6 +101,8 @@ def connect(
         no longer than the others.
     told : callable
         Given what is asked, whenever something is asked.
+    waits : callable
+        Called when a node's owner must approve the run first; says how it is repeated under the same identity.
 
     Returns
     -------
@@ -116,8 +119,8 @@ def connect(
         register_named(name, module)
     retry_soon(sys.modules.get(type(grid).__module__))
     link = Link(grid, run, timeout=timeout, poll=poll, told=told)
-    met = _met(link, nodes, wait, {one.node for one in known})
-    there = _together(_recognised(known, met) if known else met, nodes)
+    met = _met(link, nodes, wait, {one.node for one in known}, waits)
+    there = _together(_recognised(known, met) if known else met, nodes, _unapproved(link, waits))
     said = sorted(known or there.values(), key=lambda one: one.node)
     schema = schema_of(said)
     link.settle({one.node: Node(one, _address(there, one), _unless_own(schema, one)) for one in said})
@@ -130,11 +133,16 @@ def connect(
     return Clients(schema, train, test if test.layout.n_rows else None)
 
 
-def _met(link: Link, nodes: int, wait: float, expected: set[str]) -> dict[int, Introduction]:
-    """Wait until enough nodes are there and everybody has been heard; who refuses or is silent is left out, and named."""
+def _met(link: Link, nodes: int, wait: float, expected: set[str], waits: Callable[[], str]) -> dict[int, Introduction]:
+    """Wait until enough nodes are there and everybody has been heard; who refuses or is silent is left out, and named.
+
+    Who waits for its owner's approval is asked again until the time is over.
+    """
     deadline = time.monotonic() + wait
     while True:
         met = link.greet()
+        if link.waiting:
+            waits()
         there = set(link.grid.get_node_ids())
         refused = {address: why for address, why in link.refusals.items() if address in there}
         silent = there - met.keys() - refused.keys()
@@ -149,23 +157,33 @@ def _met(link: Link, nodes: int, wait: float, expected: set[str]) -> dict[int, I
                 )
             break
         time.sleep(link.poll)
-    refused |= dict.fromkeys(silent, f"it has not said who it is in {wait:g} seconds")
-    said = [f"node {address} cannot take part: {why}" for address, why in sorted(refused.items())]
+    refused |= dict.fromkeys(silent - link.waiting.keys(), f"it has not said who it is in {wait:g} seconds")
+    said = [why for address, why in sorted(link.waiting.items()) if address in silent]
+    said += [f"node {address} cannot take part: {why}" for address, why in sorted(refused.items())]
     if not met:
-        raise RunError(said[0] if said else "no node is online", "see its log, and start it again")
+        hint = _unapproved(link, waits) or "see its log, and start it again"
+        raise RunError(said[0] if said else "no node is online", hint)
     _leave_out(said)
     return met
 
 
-def _together(met: Mapping[int, Introduction], nodes: int) -> dict[int, Introduction]:
+def _unapproved(link: Link, waits: Callable[[], str]) -> str:
+    """What to do where nodes' owners have not approved the run; nothing where they have."""
+    if not link.waiting:
+        return ""
+    return f"the owner of a node approves it with `coterie node approve {link.run}`; then {waits()}"
+
+
+def _together(met: Mapping[int, Introduction], nodes: int, unapproved: str) -> dict[int, Introduction]:
     """Those who go together; half of the nodes that were asked for must be left."""
     order = sorted(met, key=lambda address: (met[address].node, address))
     out = left_out([met[address] for address in order])
     if len(order) - len(out) < max(1, math.ceil(_LEAST * nodes)):
         left = f"{len(order) - len(out)} of {nodes} nodes can take part"
-        raise RunError(
-            f"{left}: {next(iter(out.values()), 'the others have not said who they are')}", "make nodes agree"
+        others = (
+            "others wait for the approval of their owners" if unapproved else "the others have not said who they are"
         )
+        raise RunError(f"{left}: {next(iter(out.values()), others)}", unapproved or "make nodes agree")
     _leave_out(out.values())
     return {address: met[address] for place, address in enumerate(order) if place not in out}
 

@@ -268,6 +268,9 @@ def _check_ask(ask: object, n_clients: int) -> None:
         "an ask is to other clients",
     )
     _want(type(ask.scratch) is int and ask.scratch >= 0, "an ask needs less than no room")
+    cost = ask.epsilon
+    fits = cost is None or (isinstance(cost, int | float) and not isinstance(cost, bool) and 0 < cost < math.inf)
+    _want(fits, "an ask's epsilon is not a number above 0")
 
 
 def check_room(asked: Question, n_clients: int) -> None:

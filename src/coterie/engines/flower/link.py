@@ -25,8 +25,14 @@ __all__ = ["Called", "Link", "Node", "same_rows"]
 
 T = TypeVar("T", int, str)
 
+_AGAIN = 25  # times `poll`: until a node whose owner has not approved the run yet is greeted again
+
 # What comes of bytes that are not what Flower's own encoding says they are.
 _UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, DecodeError)
+
+
+class _WaitsError(CoterieError):
+    """A node waits for its owner's approval of the run."""
 
 
 @dataclass
@@ -72,6 +78,8 @@ class Link:
         self.sums: Any = None  # how nodes add up securely: a `FlowerSums`
         self.journal: Journal | None = None  # where answers are kept, and found again
         self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
+        self.waiting: dict[int, str] = {}  # id -> that its owner has not approved the run yet
+        self._later: dict[int, float] = {}  # id -> when to ask it again
         self._greeted: dict[int, str] = {}  # id -> the message that asks who it is
         self._hellos: dict[int, Hello] = {}  # id -> what it was asked
         self._strangers: dict[int, Introduction] = {}
@@ -82,6 +90,8 @@ class Link:
     def greet(self) -> dict[int, Introduction]:
         """Ask those who they are who have not been asked, and give what is known so far of those who are new."""
         there = set(self.grid.get_node_ids())
+        for address in [one for one, when in self._later.items() if time.monotonic() >= when]:
+            del self._later[address], self._greeted[address]
         known = {node.address for node in self.nodes.values()} | self._greeted.keys()
         new = {address: Hello(self.run, new_challenge()) for address in sorted(there - known)}
         self._hellos |= new
@@ -236,7 +246,14 @@ class Link:
             if not is_proven(said, self._hellos[address], address):
                 raise CoterieError(f"calls itself '{said.node}', and does not prove that it has the key that it shows")
             self._strangers[address] = said
+            self.waiting.pop(address, None)
+        except _WaitsError as error:
+            if address not in self.waiting:
+                self.waiting[address] = printable(error.message)
+                warnings.warn(self.waiting[address], NodeWarning, stacklevel=2)
+            self._later[address] = time.monotonic() + _AGAIN * self.poll
         except CoterieError as error:
+            self.waiting.pop(address, None)
             self.refusals[address] = printable(error.message)
         except Exception as error:  # likewise
             self.refusals[address] = f"its introduction is malformed: {printable(error)}"
@@ -247,6 +264,8 @@ def _content(reply: Message) -> Any:
     if reply.has_error():
         raise CoterieError(f"Flower says: {reply.error.reason or 'an error'} (code {reply.error.code})")
     said = from_records(reply.content, FROM_NODES)
+    if isinstance(said, Refusal) and said.waits is True:
+        raise _WaitsError(f"node '{printable(said.node)}': {printable(said.why)}", said.hint)
     if isinstance(said, Refusal):
         raise CoterieError(said.why, said.hint)
     return said

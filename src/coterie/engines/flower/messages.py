@@ -31,7 +31,9 @@ __all__ = [
     "State",
 ]  # fmt: skip
 
-PROTOCOL = 5  # 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out; 5: secure sums
+# 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out; 5: runs wait for approval;
+# 6: secure sums
+PROTOCOL = 6
 HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
 
 
@@ -247,11 +249,12 @@ class Reply:
 @register_value
 @dataclass(frozen=True)
 class Refusal:
-    """A node cannot answer, and says why."""
+    """A node cannot answer, and says why; `waits` if it may, as soon as its owner has approved the run."""
 
     node: str
     why: str
     hint: str = field(default="")
+    waits: bool = False
 
 
 FROM_NODES = (Introduction, Reply, Answers, Refusal, Sealed, PublicKeys)  # all that a server makes of what nodes say

@@ -2,6 +2,7 @@
 """What a node holds, as its configuration and the run's options say: whose rows, in which files, and where state is kept."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.readers import read, read_with
 from coterie.data.schema import Schema
-from coterie.engines.flower.client import NodeData
+from coterie.engines.flower.client import Asker, NodeData
 from coterie.engines.flower.identity import read_secret
+from coterie.engines.flower.incoming import printable
 from coterie.engines.flower.node_config import node_name, policy_file, state_folder
 from coterie.engines.flower.policy_file import Data, read_policy
 from coterie.errors import ConfigError, RunError
@@ -43,7 +45,17 @@ def node_data(
     reading = str(context.run_config.get("options", ""))
     load, hidden = partial(_load, context, load_data, policy.data), opaque and "secret" in context.node_config
     secret = read_secret(Path(str(context.node_config["secret"]))) if hidden else b""
-    return NodeData(name, load, folder, dict(modules or {}), opaque, reading, secret, policy)
+    return NodeData(name, load, folder, dict(modules or {}), opaque, reading, secret, policy, _asker(context))
+
+
+def _asker(context: Context) -> Asker:
+    """Who asks, as far as Flower and the run say."""
+    said = context.run_config
+    method = "compare" if said.get("task") == "compare" else ""
+    if not method and "options" in said:
+        with suppress(ValueError):  # it is said where rows are read
+            method = FitOptions.model_validate_json(str(said["options"])).method
+    return Asker(context.run_id, printable(said.get("submitter", "")), method)
 
 
 def _load(context: Context, load_data: LoadData | None, allowed: Data, schema: Schema | None) -> Clients:

@@ -6,35 +6,56 @@ answered everything could be read row by row. What may leave is decided here, at
 its fields and folds (`coterie.protocol.answers`), and the file narrows that down.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from coterie.data.remote import Cast, Divided, Folded, Part, Scaled, View
 from coterie.engines.flower import registry
 from coterie.engines.flower.divisions import Seen
-from coterie.engines.flower.messages import Question
-from coterie.engines.flower.policy_file import Policy, Sums
+from coterie.engines.flower.ledger import Asked, read_ledger, write_ledger
+from coterie.engines.flower.messages import Question, Secure
+from coterie.engines.flower.node_lock import alone
+from coterie.engines.flower.policy_file import Patterns, Policy, Sums
+from coterie.engines.flower.protections import epsilon_of, has_noise, is_masked
+from coterie.engines.flower.state import run_word
 from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import reveal
 from coterie.errors import RunError
-from coterie.files import owner_only, replace_file
+from coterie.files import owner_only
 from coterie.protocol import Ask, not_declared
 from coterie.robust_folds import plainly
 
-__all__ = ["check_asks", "check_rows", "count"]
+__all__ = ["charge", "check_asks", "check_method", "check_rows"]
 
 _POLICY = "this node's policy refuses it; see docs/policy.md"
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
-def check_asks(question: Question, policy: Policy) -> None:
-    """Refuse what no client function lets leave, before rows are read."""
+def check_method(method: str, policy: Policy) -> None:
+    """Refuse a run of another method than those that are allowed, by what the run says of itself."""
+    if not _matches(policy.run.methods, method):
+        said = f"is of method '{method}'" if method else "does not say its method"
+        raise RunError(f"the run {said}, and this node allows {_listed(policy.run.methods)}", _POLICY)
+
+
+def check_asks(question: Question, policy: Policy, secure: Secure | None = None) -> None:
+    """Refuse what no client function lets leave, and what the policy does not, before rows are read.
+
+    Parameters
+    ----------
+    question : Question
+        What is asked.
+    policy : Policy
+        Of the node.
+    secure : Secure, optional
+        The secure sum that the answers are to leave in.
+    """
     for ask in question.asks.values():
+        _check_function(ask, policy.run.functions)
         plain = plainly(ask)
         if plain is not ask and not policy.individual.updates:
             raise RunError(
@@ -44,6 +65,42 @@ def check_asks(question: Question, policy: Policy) -> None:
         why = _not_revealed(ask) if ask.step is reveal else not_declared(plain)
         if why is not None:
             raise RunError(why, _POLICY)
+        _check_fields(ask, policy, secure)
+
+
+def _check_function(ask: Ask, allowed: Patterns) -> None:
+    name = ask.step.__name__
+    if not _matches(allowed, name, f"{ask.step.__module__}.{name}"):
+        raise RunError(f"'{name}' is not a client function that this node allows: {_listed(allowed)}", _POLICY)
+
+
+def _check_fields(ask: Ask, policy: Policy, secure: Secure | None) -> None:
+    """Refuse values of single clients that are to stay, what is not masked, and what has no noise, where that is wanted."""
+    name, allowed = ask.step.__name__, policy.individual.fields
+    for field, how in ask.fold.items():
+        if how.individual and not _matches(allowed, field, f"{name}.{field}"):
+            raise RunError(
+                f"'{field}' of '{name}' would leave for each client, and this node lets {_listed(allowed)} leave so",
+                _POLICY,
+            )
+        if policy.secure.only and not is_masked(how, secure):
+            raise RunError(f"'{field}' of '{name}' would leave unmasked, and this node sends masked sums only", _POLICY)
+        if secure is not None and how.individual:
+            raise RunError(
+                f"'{field}' of '{name}' is clients' own values, and no secure sum has these", "see docs/secure-sums.md"
+            )
+    if policy.budget.epsilon_required and ask.fold and not has_noise(ask):
+        raise RunError(
+            f"'{name}' would be answered without noise, and this node wants noise in all that leaves", _POLICY
+        )
+
+
+def _matches(allowed: Patterns, *names: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in allowed)
+
+
+def _listed(allowed: Patterns) -> str:
+    return ", ".join(allowed) or "none"
 
 
 def _not_revealed(ask: Ask) -> str | None:
@@ -112,20 +169,31 @@ def _check_sums(question: Question, seen: Seen, least: Sums) -> None:
         )
 
 
-def count(file: Path, questions: Sequence[Question], policy: Policy) -> None:
-    """Count what a run asks, over restarts of the node, and refuse what is too much."""
-    said: dict[str, Any] = {"questions": 0, "rows": []}
-    if file.exists():
-        said = json.loads(file.read_text(encoding="utf-8"))
-    said["questions"] += sum(len(question.asks) for question in questions)
-    if said["questions"] > policy.run.questions:
+def charge(folder: Path, questions: Sequence[Question], policy: Policy) -> None:
+    """Count what is asked, over restarts of the node, and refuse what is too much: of a run, or of all together.
+
+    Of what is refused nothing is counted.
+    """
+    asks = [ask for question in questions for ask in question.asks.values()]
+    with owner_only(), alone(folder):
+        spent = read_ledger(folder).after(len(asks), sum(map(epsilon_of, asks)), policy.budget)
+        runs = {run: one for run, one in spent.runs.items() if (folder / run).is_dir()}
+        for name in {question.run: None for question in questions}:
+            own = [question for question in questions if question.run == name]
+            runs[run_word(name)] = _counted_with(runs.get(run_word(name), Asked()), own, policy)
+        write_ledger(folder, replace(spent, runs=runs))
+
+
+def _counted_with(before: Asked, questions: Sequence[Question], policy: Policy) -> Asked:
+    """What a run has asked, with these questions."""
+    number = before.questions + sum(len(question.asks) for question in questions)
+    if number > policy.run.questions:
         raise RunError(f"this node answers {policy.run.questions} questions of a run", _POLICY)
     sets = {_rows_named(question) for question in questions if any(ask.fold for ask in question.asks.values())}
-    said["rows"] = sorted({*said["rows"], *sets} - {""})
-    if len(said["rows"]) > policy.divisions.number:
+    rows = sorted({*before.rows, *sets} - {""})
+    if len(rows) > policy.divisions.number:
         raise RunError(f"this node lets a run divide its rows in {policy.divisions.number} ways", _POLICY)
-    with owner_only():
-        replace_file(file, json.dumps(said).encode())
+    return Asked(number, rows)
 
 
 def _rows_named(question: Question) -> str:

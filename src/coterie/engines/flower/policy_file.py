@@ -8,12 +8,21 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coterie.errors import ConfigError
+from coterie.limits import MOST_CONFIG_BYTES
 
-__all__ = ["Data", "Individual", "Policy", "SecureSums", "Sums", "read_policy"]
+__all__ = ["Budget", "Data", "Individual", "Policy", "Run", "SecureSums", "Sums", "WholeClients", "read_policy"]
+
+Patterns = tuple[str, ...]  # names; * stands for any letters
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class WholeClients(_Section):
+    """Which of the node's clients take part at all."""
+
+    rows: int = Field(1, ge=1)  # at least; the server never hears of others
 
 
 class Sums(_Section):
@@ -27,6 +36,7 @@ class Individual(_Section):
     """What stands behind a value of a single client that leaves the node."""
 
     rows: int = Field(1, ge=1)  # a loss on one row is not the row
+    fields: Patterns = ("*",)  # which may leave: "field", or "function.field"
     updates: bool = False  # whether clients' own updates may leave, for trimmed means and medians
 
 
@@ -45,9 +55,34 @@ class Data(_Section):
 
 
 class Run(_Section):
-    """What one run may ask."""
+    """What one run may ask, and whether somebody looks at it first."""
 
+    methods: Patterns = ("*",)  # by what the run says of itself
+    functions: Patterns = ("*",)  # client functions: "function", or "module.function"
     questions: int = Field(100_000, ge=1)
+    approval: bool = False  # whether a run waits until the node's owner has approved it
+
+
+class Budget(_Section):
+    """What all runs may ask together; no limit where nothing is said."""
+
+    questions: int | None = Field(None, ge=0)
+    epsilon: float | None = Field(None, ge=0)
+    epsilon_required: bool = False  # whether answers without noise, which have no epsilon, are refused
+
+
+class SecureSums(_Section):
+    """What secure sums must be, and whether anything else may leave."""
+
+    only: bool = False  # whether only masked sums may leave, once rows were introduced
+    nodes: int = Field(2, ge=2)  # in a sum, at least
+    peers: dict[str, str] = {}  # name -> public key of the nodes that may be in a sum; empty: any
+
+
+class Log(_Section):
+    """How much of what was asked is kept."""
+
+    megabytes: float = Field(64.0, ge=0.1, le=100_000)
 
 
 class Stored(_Section):
@@ -57,24 +92,19 @@ class Stored(_Section):
     days: float = Field(7.0, ge=0)
 
 
-class SecureSums(_Section):
-    """What secure sums must be."""
-
-    only: bool = False  # whether nothing else than secure sums leaves the node, once rows were introduced
-    nodes: int = Field(2, ge=2)  # in a sum, at least
-    peers: dict[str, str] = {}  # name -> public key of the nodes that may be in a sum; empty: any
-
-
 class Policy(_Section):
     """All that a node's owner may say; without a file, what stands here."""
 
+    clients: WholeClients = WholeClients()
     sums: Sums = Sums()
     individual: Individual = Individual()
     divisions: Divisions = Divisions()
     data: Data = Data()
     run: Run = Run()
-    state: Stored = Stored()
+    budget: Budget = Budget()
     secure: SecureSums = SecureSums()
+    log: Log = Log()
+    state: Stored = Stored()
 
 
 def read_policy(file: Path | None) -> Policy:
@@ -82,7 +112,13 @@ def read_policy(file: Path | None) -> Policy:
     if file is None:
         return Policy()
     try:
-        return Policy.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        with file.open("rb") as opened:
+            said = opened.read(MOST_CONFIG_BYTES + 1)
+        if len(said) > MOST_CONFIG_BYTES:
+            raise ConfigError(
+                f"the policy {file} has more than {MOST_CONFIG_BYTES:,} bytes", "a policy is a short text"
+            )
+        return Policy.model_validate(tomllib.loads(said.decode()))
     except OSError as error:
         raise ConfigError(f"the policy {file} cannot be read: {error.strerror}", "check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -20,10 +20,11 @@ from coterie.errors import RunError
 from coterie.files import owner_only
 from coterie.protocol import Tensors
 
-__all__ = ["Private", "PrivateFiles", "owner_only", "same"]
+__all__ = ["Private", "PrivateFiles", "owner_only", "run_word", "same"]
 
 _DAY = 86400.0  # seconds
 _FORBIDDEN = set("/\\. \0")
+_LONGEST = 200  # characters of a name: file systems take 255
 
 Private = dict[int, Tensors]  # run -> name -> [m, ...]
 
@@ -44,7 +45,7 @@ class PrivateFiles:
     """
 
     def __init__(self, folder: Path, run: str, *, runs: int = 100, days: float = 7.0) -> None:
-        self.folder, self.runs, self.days = folder / _word(run), runs, days
+        self.folder, self.runs, self.days = folder / run_word(run), runs, days
 
     def load(self, state: State) -> tuple[Private, bool]:
         """Read what a question starts from.  -> private state, whether it is lost"""
@@ -92,13 +93,13 @@ class PrivateFiles:
     def tidy(self, state: State) -> None:
         """Undo answers that did not count, and remove those that will not be gone back to."""
         base = state.accepted if state.source == state.store else 0
-        for path in (self.folder / _word(state.store)).glob("*.safetensors"):
+        for path in (self.folder / run_word(state.store)).glob("*.safetensors"):
             number = int(path.stem)
             if number > base or number < min(state.needed, base):
                 path.unlink(missing_ok=True)
 
     def _file(self, store: str, number: int) -> Path:
-        return self.folder / _word(store) / f"{number}.safetensors"
+        return self.folder / run_word(store) / f"{number}.safetensors"
 
 
 def same(a: Private, b: Private) -> bool:
@@ -113,9 +114,9 @@ def _last_used(run: Path) -> float:
     return max(path.stat().st_mtime for path in (run, *run.rglob("*")))
 
 
-def _word(name: str) -> str:
+def run_word(name: str) -> str:
     """A name from a message as that of a file; one that leads elsewhere is refused."""
     word = name.replace(" ", "-")
-    if not word or _FORBIDDEN & set(word):
-        raise RunError(f"'{name}' cannot be the name of stored state", "use letters, digits and dashes")
+    if not word or len(word) > _LONGEST or _FORBIDDEN & set(word) or not word.isprintable():
+        raise RunError(f"'{name:.{_LONGEST}}' cannot be the name of stored state", "use letters, digits and dashes")
     return word

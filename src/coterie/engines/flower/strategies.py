@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from logging import INFO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +36,7 @@ from coterie.registry import method_of
 from coterie.runs.auto import advised, settled_run
 from coterie.runs.comparison import Compared, answers_of, check_free, compare_run, holding_place
 from coterie.runs.fit import fit_run
-from coterie.runs.holding import holding
+from coterie.runs.holding import RUN_NAME, holding
 from coterie.selection.result import Comparison
 from coterie.selection.run import FEW, NEW_CLIENTS
 
@@ -134,6 +135,7 @@ class CoterieStrategy(Strategy):
         """Meet the nodes, and fit; see `start`."""
         begun_with = _begun_with(folder)
         name = begun_with.run
+        how["waits"] = partial(_keep_name, folder, name, folder)
         clients = _clients(grid, chosen, begun_with, modules=self.modules, **how)
         module = next(iter(self.modules.values()), None)
         if folder is None:
@@ -253,6 +255,7 @@ def _compared(
         kept = answers_of(folder)
         kept.mkdir(parents=True, exist_ok=True)
     few, begun_with = FEW if new_clients is None else 0, _begun_with(kept)
+    asked["waits"] = partial(_keep_name, kept, begun_with.run, folder)
     clients = _clients(grid, chosen, begun_with, few=few, **asked)
     if kept is not None:
         _keep(kept, begun_with.run, clients)
@@ -280,7 +283,7 @@ class _Begun:
 
 
 def _begun_with(folder: Path | None) -> _Begun:
-    kept = None if folder is None else folder / "flower-run"
+    kept = None if folder is None else folder / RUN_NAME
     if kept is None or not kept.exists():
         return _Begun(uuid.uuid4().hex)
     text = kept.read_text(encoding="utf-8").strip()
@@ -292,10 +295,20 @@ def _begun_with(folder: Path | None) -> _Begun:
     return found
 
 
+def _keep_name(kept: Path | None, run: str, folder: Path | None) -> str:
+    """Keep the name of a run that nodes' owners have to approve, before it begins.  -> how to repeat it under this name"""
+    if kept is None:
+        return "run it again, with a folder: its name is kept there"
+    if not (kept / RUN_NAME).exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        replace_file(kept / RUN_NAME, to_text(_Begun(run)).encode())
+    return f"repeat the command with --out {folder}"
+
+
 def _keep(folder: Path, run: str, clients: Clients) -> None:
     assert isinstance(clients.train, RemoteRows)
     nodes = tuple(node.said for node in clients.train.federation.link.nodes.values())
-    replace_file(folder / "flower-run", to_text(_Begun(run, nodes)).encode())
+    replace_file(folder / RUN_NAME, to_text(_Begun(run, nodes)).encode())
 
 
 def _clients(grid: Grid, chosen: FitOptions, begun: _Begun, **how: Any) -> Clients:

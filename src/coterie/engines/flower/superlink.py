@@ -83,6 +83,15 @@ class Connection:
     insecure: bool = False
     key: str | None = None
 
+    @property
+    def submitter(self) -> str:
+        """The id of the submitter's key, as the file of trusted keys has it; empty without a key."""
+        if self.key is None:
+            return ""
+        from coterie.engines.flower.submitters import public_line
+
+        return public_line(Path(self.key)).partition(":")[0]
+
     def write(self) -> None:
         """Write the configuration that Flower's commands read."""
         assert self.home is not None

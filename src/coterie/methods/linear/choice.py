@@ -21,7 +21,17 @@ from coterie.methods.linear.structures import ORDER, Found
 from coterie.methods.linear.task import Task
 from coterie.select import as_good, difference, simplest
 
-__all__ = ["OUTLIER", "REPETITIONS", "RIVAL", "Evidence", "chosen", "names_where", "outlying", "outlying_classes"]
+__all__ = [
+    "ALIKE",
+    "OUTLIER",
+    "REPETITIONS",
+    "RIVAL",
+    "Evidence",
+    "chosen",
+    "names_where",
+    "outlying",
+    "outlying_classes",
+]
 
 OUTLIER = 3.5  # score above which a client is called an outlier
 REPETITIONS = 200  # of the choice
@@ -29,7 +39,7 @@ RIVAL = 0.2  # share of the repetitions from which a structure would do as well 
 _ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: half of a squared normal variable
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
 _WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
-_ALIKE = 1.25  # effective parameters, times the fewest, that are about as many: they are not known better than that
+ALIKE = 1.25  # effective parameters, times the fewest, that are about as many: they are not known better than that
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
 _OWN = ("local", "shrunk")
 
@@ -105,8 +115,8 @@ def chosen(
 def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tuple[_Choice, dict[str, float]]":
     """Choose again and again, with clients drawn again and one deal of the folds: what is chosen most often is chosen.
 
-    One model for all is taken in its place if it is a rival, and what others bring is not clear. The shares of the
-    repetitions, by structure, are told too.
+    One model for all, or else own intercepts, is taken in its place if it is a rival, and what the other brings beyond it is
+    not clear. The shares of the repetitions, by structure, are told too.
     """
     choice = scores.choice(tolerance)
     if not times:
@@ -116,11 +126,15 @@ def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tu
     won = Counter(one.winner for one in votes)
     free = [name for name in scores.found if name not in choice.barred and not scores.far_behind(name, choice)]
     winner = max(free, key=lambda name: (won[name], name == choice.winner))
-    gain = difference(scores.score[winner][choice.settings[winner]], scores.score["global"][choice.settings["global"]])
-    if won["global"] >= RIVAL * times and not gain.low > 0:
-        winner = "global"
     often = Counter(one.settings[winner] for one in votes if one.winner == winner)
     at = max(often, key=lambda j: (often[j], j == choice.settings[winner])) if often else choice.settings[winner]
+    for name, j in (("global", choice.settings["global"]), ("shrunk", scores.own_intercepts)):
+        if j is None or (name, j) == (winner, at):
+            continue
+        rival = sum(one.winner == name and (name == "global" or one.settings[name] == j) for one in votes)
+        if rival >= RIVAL * times and not difference(scores.score[winner][at], scores.score[name][j]).low > 0:
+            winner, at = name, j
+            break
     shares = {name: won[name] / times for name in scores.found}
     return replace(choice, winner=winner, settings=choice.settings | {winner: at}), shares
 
@@ -170,11 +184,9 @@ class _Scores:
         if self.regression and "mixture" in self.found:
             may["mixture"] = self._predicts(settings)
         candidates = [(name, settings[name]) for name in self.found]
-        level = next((j for j, one in enumerate(self._settings("shrunk")) if one.get("prior") == "intercept"), None)
+        level = self.own_intercepts
         if level is not None and ("shrunk", level) not in candidates:
-            candidates.append(
-                ("shrunk", level)
-            )  # next to one model for all, whatever else models of clients' own may be
+            candidates.append(("shrunk", level))  # next to one model for all, whatever else clients' own models may be
         candidates = [one for one in candidates if may[one[0]]]
         scores = torch.stack([self.score[name][j] for name, j in candidates])
         gain = float(scores.nanmean(1).max() - self.score["global"][settings["global"]].nanmean())
@@ -191,14 +203,17 @@ class _Scores:
         gap = difference(*(self.score[one][choice.settings[one]] for one in (best, name)))
         return gap.low > 0 and gap.mean > choice.tolerance
 
-    def _settings(self, name: str) -> tuple[Mapping[str, object], ...]:
-        return self.found[name].settings if name in self.found else ()
+    @property
+    def own_intercepts(self) -> int | None:
+        """Their place among the settings of shrunk models, if they are there."""
+        settings = self.found["shrunk"].settings if "shrunk" in self.found else ()
+        return next((j for j, one in enumerate(settings) if one.get("prior") == "intercept"), None)
 
     def _simplest(self, good: list[tuple[str, int]]) -> tuple[str, int]:
         """The one with fewest effective parameters; of those that have about as many, the one that is easiest to say."""
         if all(self.found[name].df for name, _ in good):
             df = [self.found[name].df[j] for name, j in good]
-            good = [one for one, own in zip(good, df, strict=True) if own <= _ALIKE * min(df)]
+            good = [one for one, own in zip(good, df, strict=True) if own <= ALIKE * min(df)]
         return min(good, key=lambda one: _place(one[0], self.found[one[0]].settings[one[1]]))
 
     def setting(self, name: str, tolerance: float) -> int:

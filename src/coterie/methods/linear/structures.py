@@ -16,9 +16,11 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_fedprox import newton_fedprox
 from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca
 from coterie.algorithms.noise_model import NoiseModel, judge_noise_ask, noise_model
+from coterie.algorithms.noise_model import by_size as noises_by_size
 from coterie.algorithms.outcome_start import first_models
 from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
+from coterie.algorithms.row_mixture import by_size as mixtures_by_size
 from coterie.errors import RunError
 from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows, over_deals
 from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
@@ -201,7 +203,7 @@ def with_noise(prior: Prior, problem: Problem, tag: str = "local") -> Algorithm:
     return (yield from random_effects(None, start=prior, problem=problem, kinds=(), rounds=5, tag=tag, learn=False))
 
 
-def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
+def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
     """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found
 
     The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
@@ -209,9 +211,26 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Algorithm:
     kinds = kinds_of(problem)
     last = len(kinds) - 1
     how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
-    simple = yield from random_effects(None, start=around(problem, base, last), kinds=kinds[:last], tag="simple", **how)
+    simple = yield from _simple(problem, effort, base, kinds[:last], "simple")
     free = yield from random_effects(None, start=simple.setting(last - 1), kinds=kinds[last:], tag="shrunk", **how)
     return (yield from _judged("shrunk", _side_by_side([simple, free]), problem, {"prior": kinds}, keep=last))
+
+
+def _simple(problem: Problem, effort: Effort, base: Clusters, kinds: tuple[Kind, ...], tag: str) -> Lockstep:
+    """Models around a common one with covariances of each kind.  -> Prior
+
+    Of numbers each kind goes alone, and in the same messages: where all weights vary alike, or intercepts only, clients
+    need not factor matrices.
+    """
+    groups = [(kind,) for kind in kinds] if problem.is_regression else [kinds]
+    found = yield from together({
+        " ".join(some): random_effects(
+            None, start=around(problem, base, len(some)), problem=problem, kinds=some, rounds=effort.rounds,
+            tag=f"{tag} {some[0]}",
+        )
+        for some in groups
+    })  # fmt: skip
+    return _side_by_side(list(found.values()))
 
 
 def kinds_of(problem: Problem) -> tuple[Kind, ...]:
@@ -314,22 +333,25 @@ def _polished(fit: Clusters, how: dict[str, Any]) -> Lockstep:
 def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Lockstep:
     """Components that every client has, in its own proportions; `plain` judges the model for all.  -> Found"""
     sizes = tuple(range(2, effort.max_components + 1))
-    found = yield from together({str(r): _components(r, problem, effort, base, plain, seed) for r in sizes})
-    fits, every = zip(*found.values(), strict=True)
+    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds, "sizes": sizes}
+    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
+    mixed = row_mixture(None, starts=effort.starts, seed=seed, **how)
+    made = yield from together({"mixed": mixed, "noise": noise_model(None, **how)})
+    fits = [
+        Within(*both)
+        for both in zip(mixtures_by_size(made["mixed"], sizes), noises_by_size(made["noise"], sizes), strict=True)
+    ]
+    judged = yield from together(
+        {str(r): _judged_within(fit, problem, plain) for r, fit in zip(sizes, fits, strict=True)}
+    )
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
     there = int((plain.rows > 0).sum())
     df = tuple(float(r * problem.n_parameters + (r - 1) * there) for r in sizes)
-    return Found("mixture", settings, joined(every), fits, df=df)
+    return Found("mixture", settings, joined(list(judged.values())), tuple(fits), df=df)
 
 
-def _components(
-    n_components: int, problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int
-) -> Lockstep:
-    """A mixture of so many components, beside what a model of the noise alone brings.  -> Within, Judged"""
-    how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds, "n_components": n_components}
-    how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
-    mixed = row_mixture(None, starts=effort.starts, seed=seed, **how)
-    fit = Within(**(yield from together({"mixed": mixed, "noise": noise_model(None, **how)})))
+def _judged_within(fit: Within, problem: Problem, plain: Judged) -> Lockstep:
+    """Judge a mixture beside what a model of the noise alone brings.  -> Judged"""
     asked = {"mixed": judge_mixed_ask(fit.mixed, problem), "noise": judge_noise_ask(fit.noise, problem)}
     got = yield from together({name: answered(ask) for name, ask in asked.items()})
     right, n = (got["mixed"][field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
@@ -339,7 +361,7 @@ def _components(
     rows = n[:, :v].sum(1)
     each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
     score, error, test_score, test_error = (one[None] for one in each)
-    return fit, Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise)
+    return Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise)
 
 
 def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
@@ -377,7 +399,7 @@ def priors_for(
     settings: Sequence[Setting],
     problem: Problem,
     effort: Effort = Effort(),  # noqa: B008
-) -> Algorithm:
+) -> Lockstep:
     """Fit local, shrunk or low-rank models with each of some settings, as the comparison does.  -> Prior
 
     Parameters
@@ -395,9 +417,7 @@ def priors_for(
     wanted = [next(kind for kind in KINDS if kind == one.get("prior", "full")) for one in settings]
     simple = tuple(kind for kind in KINDS[:3] if kind in wanted or (kind == "diagonal" and "full" in wanted))
     how: dict[str, Any] = {"problem": problem, "rounds": effort.rounds}
-    first = yield from random_effects(
-        None, start=around(problem, base, len(simple)), kinds=simple, tag=f"{_FINAL} simple", **how
-    )
+    first = yield from _simple(problem, effort, base, simple, f"{_FINAL} simple")
     found: dict[Kind, Prior] = {kind: first.setting(i) for i, kind in enumerate(simple)}
     if "full" in wanted:
         found["full"] = yield from random_effects(
@@ -412,6 +432,7 @@ def priors_for(
 
 
 def _side_by_side(priors: Sequence[Prior]) -> Prior:
-    """Settings of several as those of one."""
-    mean, root, noise = (torch.cat([getattr(p, name) for p in priors], 1) for name in ("mean", "root", "noise"))
-    return Prior(mean, root, noise)
+    """Settings of several as those of one, with columns of zeros where only intercepts differ."""
+    roots = [torch.nn.functional.pad(p.root, (p.root.shape[-2] - p.root.shape[-1], 0)) for p in priors]
+    mean, noise = (torch.cat([getattr(p, name) for p in priors], 1) for name in ("mean", "noise"))
+    return Prior(mean, torch.cat(roots, 1), noise)
