@@ -325,9 +325,9 @@ def images(results: Results) -> list[str]:
 def planted(results: Results) -> list[str]:
     """How often each truth is found."""
     body = ([line["case"], line["chosen"] if line["case"] != "all" else "", str(line["reps"]), percent(line["correct"]),
-             percent(line["correct_size"]), percent(line["worst_excess"], 1)]
+             percent(line["correct_size"]), percent(line["share"]), percent(line["worst_excess"], 1)]
             for line in every(results, "summary"))  # fmt: skip
-    return table(["Truth", "chosen", "repetitions", "correct", "right size", "excess"], body)
+    return table(["Truth", "chosen", "repetitions", "correct", "right size", "sure", "excess"], body)
 
 
 def bad_clients(results: Results) -> list[str]:
@@ -350,7 +350,7 @@ def real(results: Results) -> list[str]:
         cells = [number(line.get(name), digits) for name in ORDER]
         cells = [f"**{cell}**" if name == chosen else cell for name, cell in zip(ORDER, cells, strict=True)]
         new = [number(line[name], digits) for name in ("new", "new_global")]
-        same, seconds = percent(line["same_headline"], 0), number(line["seconds"], 0)
+        same, seconds = percent(line.get("same_headline"), 0), number(line["seconds"], 0)
         body.append([line["data"], str(line["clients"]), line["metric"], *cells, number(line["stderr"], 3),
                      label.removesuffix(")"), *new, same, seconds])  # fmt: skip
     return table(["Data", "clients", "metric", *ORDER, "se", "chosen", "new", "new, global", "same", "CPU s"], body)
