@@ -114,6 +114,9 @@ class Node:
     def _check_signer(self, keys: Keys) -> None:
         if not is_signed(keys.signer, keys.signature, keys.signed(self.epoch)):
             raise RunError(f"the keys of node '{keys.name}' are not signed by it", _HINT)
+        self._check_known(keys)
+
+    def _check_known(self, keys: Keys) -> None:
         known = self.known.get(keys.name)
         if (known is None and self.strict) or (known is not None and known != keys.signer):
             why = (
@@ -150,6 +153,13 @@ class Node:
         self.shares |= read
 
     # -- for every sum ------------------------------------------------------------------------------------------------
+    def check_mask(self, number: int) -> None:
+        """Refuse a sum that there are no keys for, that was answered, or with nodes that are not known any more."""
+        for one in self._said.keys.values():
+            self._check_known(one)
+        if not 0 <= number < self.sums or number not in self.masks or number in self.masked:
+            raise RunError(f"sum {number} is none of this epoch, or was answered already", _HINT)
+
     def mask(self, number: int, question: bytes, layout: Layout, words: Words) -> Words:
         """Mask this node's part of a sum.
 
@@ -162,8 +172,7 @@ class Node:
             things do not cancel.
         """
         said = self._said
-        if not 0 <= number < self.sums or number not in self.masks or number in self.masked:
-            raise RunError(f"sum {number} is none of this epoch, or was answered already", _HINT)
+        self.check_mask(number)
         if len(self.shares) < max(said.threshold, self.least):
             raise RunError(
                 f"this node would be in a sum of {len(self.shares)}; it takes {max(said.threshold, self.least)}",
@@ -190,6 +199,8 @@ class Node:
             Places of those whose masked parts are in the sum, of this node and its neighbours.
         """
         said = self._said
+        for one in said.keys.values():
+            self._check_known(one)
         if number not in self.masked or number in self.unmasked:
             raise RunError(f"sum {number} was not answered, or its masks were told already", _HINT)
         if said.place not in present or not present <= self.shares.keys():

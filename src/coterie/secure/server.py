@@ -90,6 +90,7 @@ class Epoch:
             ):  # fmt: skip
                 sent[place] = own
         self.members = set(sent)
+        self._check_anybody(self.members, "have shared their keys")
         for place in sent:
             self._check_enough(place, self.members, "have shared their keys")
         return {
@@ -112,6 +113,7 @@ class Epoch:
             and part.dtype == np.uint64
             and part.shape == (layout.n_words,)
         }
+        self._check_anybody(there, "have answered")
         for place in self.members & ({j for i in there for j in self.hood[i]} | there):
             self._check_enough(place, there, "have answered")
         return {self.keys[i].name: {j for j in (i, *self.hood[i]) if j in there} for i in sorted(there)}
@@ -180,6 +182,10 @@ class Epoch:
     def threshold(self) -> int:
         """Nodes of a neighbourhood that must be left at the end of a sum."""
         return max((self._threshold(place) for place in range(len(self.keys))), default=0)
+
+    def _check_anybody(self, there: set[int], have: str) -> None:
+        if not there:
+            raise RunError(f"0 of {len(self.keys)} nodes {have}; a secure sum takes {self.threshold}", _AGAIN)
 
     def _check_enough(self, place: int, there: set[int], have: str) -> None:
         n = sum(j in there for j in (place, *self.hood[place]))

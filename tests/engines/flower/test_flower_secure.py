@@ -13,10 +13,13 @@ from flwr.app import Message
 from coterie.algorithms.fedavg import fedavg
 from coterie.config import options
 from coterie.engines.flower import NodeWarning
+from coterie.engines.flower.approvals import Asking, WaitsError, check_approved, decide
 from coterie.engines.flower.client import answered
 from coterie.engines.flower.identity import Identity
+from coterie.engines.flower.ledger import read_ledger
 from coterie.engines.flower.messages import Batch, PublicKeys, Refusal, Reply, Secure
-from coterie.engines.flower.policy_file import Policy, SecureSums
+from coterie.engines.flower.policy_file import Budget, Policy, Run, SecureSums, Sums
+from coterie.engines.flower.question_log import entries
 from coterie.engines.flower.wire import from_records, to_records
 from coterie.engines.in_process import InProcess
 from coterie.errors import ConfigError, RunError
@@ -115,6 +118,20 @@ def test_too_few_nodes_stop_the_run(tmp_path: Path) -> None:
         engine.run([program])
 
 
+@pytest.mark.parametrize("step", ["keys", "letters", "mask", "unmask"])
+def test_where_nobody_takes_a_step_there_is_no_sum_and_one_hears_why(step: str, tmp_path: Path) -> None:
+    engine, grid = on_flower(federation().rows, tmp_path, timeout=0.3)
+
+    def refused(sent: Message, reply: Message) -> Message:
+        said = from_records(sent.content)
+        taken = isinstance(said, Batch) and said.secure and said.secure.step == step
+        return Message(to_records(Refusal("node", "not today")), reply_to=sent) if taken else reply
+
+    grid.spoil = dict.fromkeys(grid.nodes, refused)
+    with pytest.raises(RunError, match=r"takes.*; node 'node-0' is refused: not today; node 'node-1' is refused"):
+        engine.run([program])
+
+
 def test_private_state_is_kept_as_without_secure_sums(tmp_path: Path) -> None:
     rows = federation((9,) * 8).rows
     case = next(one for one in CASES if one.name == "ifca-model")
@@ -143,11 +160,116 @@ def test_a_node_may_let_nothing_but_secure_sums_leave(tmp_path: Path) -> None:
     for address, holding in list(grid.nodes.items()):
         grid.nodes[address] = replace(holding, policy=Policy(secure=SecureSums(only=True)))
     engine = clients.train.federation.engine(clients.train)
-    with pytest.warns(NodeWarning, match="nothing else than secure sums"):
+    with pytest.warns(NodeWarning, match="'.*' of 'train_shared' would leave unmasked, .* sends masked sums only"):
         done = engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])
     assert "nobody answered" in str(done.rounds[-1].info)
     engine.add_securely(Cost())
     assert bool(engine.run([program]).states[0].theta.isfinite().all())
+
+
+# -- the owner's decisions --------------------------------------------------------------------------------------------
+def decided(grid: MemoryGrid, policy: Policy) -> None:
+    """Give all nodes a policy."""
+    grid.nodes = {address: replace(holding, policy=policy) for address, holding in grid.nodes.items()}
+
+
+def test_every_message_of_a_secure_run_is_in_the_log(tmp_path: Path) -> None:
+    engine, grid = on_flower(federation().rows, tmp_path)
+    decided(grid, Policy(secure=SecureSums(only=True)))
+    engine.run([program])
+    for holding in grid.nodes.values():
+        lines, broken = entries(holding.folder)
+        sums = ["train_shared", "secure-unmask"] * 3
+        assert [line.function for line in lines] == ["introduction", "secure-keys", "secure-letters", *sums]
+        assert (broken, {line.run for line in lines}, {line.refused for line in lines}) == (0, {"test"}, {""})
+        asked = [line for line in lines if line.function == "train_shared"]
+        assert all(line.fields and set(line.fields.values()) == {"masked"} for line in asked)
+        assert [line.clients for line in asked] == [len(load.names) for load in [holding.load(None).train]] * 3
+        replies = [said for one in grid.replied if isinstance(said := from_records(one.content), Reply)]
+        parts = [one.sealed.words.nbytes for one in replies
+                 if one.node == holding.name and one.sealed and one.sealed.words is not None]  # fmt: skip
+        assert [line.bytes for line in asked] == parts
+        assert all(line.bytes > 0 for line in lines)
+        spent = read_ledger(holding.folder)
+        assert (spent.questions, spent.runs["test"].questions) == (3, 3)
+
+
+STEPS = {"keys": "secure-keys", "letters": "secure-letters", "mask": "train_shared", "unmask": "secure-unmask"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("why", ["refused by its owner", "waits", "of another method"])
+def test_every_step_is_refused_to_a_run_that_may_not_ask(step: str, why: str, tmp_path: Path) -> None:
+    engine, grid = on_flower(federation().rows, tmp_path, timeout=0.3)
+    holding = grid.nodes[100]
+    if why == "refused by its owner":
+        with pytest.raises(WaitsError):
+            check_approved(holding.folder, Asking("test"))
+        decide(holding.folder, "test", "refused")
+    run = Run(methods=("ifca",)) if why == "of another method" else Run(approval=True)
+    push = grid.push_messages
+
+    def decided_now(messages: Any) -> Any:  # the owner changes the policy when this step is about to be asked
+        messages = list(messages)
+        said = from_records(messages[0].content)
+        if isinstance(said, Batch) and said.secure and said.secure.step == step:
+            grid.nodes[100] = replace(holding, policy=Policy(run=run))
+        return push(messages)
+
+    grid.push_messages = decided_now  # type: ignore[method-assign]
+    sentence = {
+        "refused by its owner": "has refused run test", "waits": "waits for the approval",
+        "of another method": "does not say its method, and this node allows ifca",
+    }[why]  # fmt: skip
+    with pytest.warns(NodeWarning, match=f"'node-0' is refused: .*{sentence}"):
+        done = engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])
+    assert bool(done.states[0].theta.isfinite().all())  # three of four nodes are enough
+    last = entries(holding.folder)[0][-1]
+    assert last.function == STEPS[step]
+    assert sentence in last.refused
+    assert last.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy(run=Run(functions=("column_sums",))), "'train_shared' is not a client function that this node allows"),
+        (Policy(budget=Budget(questions=0)), "answers 0 questions of all runs together, and 0 are left"),
+        (Policy(budget=Budget(epsilon_required=True)), "would be answered without noise"),
+        (Policy(sums=Sums(rows=1000)), "this node wants at least 1000"),
+    ],
+)
+def test_a_masked_part_is_refused_where_the_policy_says_so(policy: Policy, why: str, tmp_path: Path) -> None:
+    engine, grid = on_flower(federation().rows, tmp_path, timeout=0.3)
+    grid.nodes[100] = replace(grid.nodes[100], policy=policy)
+    with pytest.warns(NodeWarning, match=f"'node-0' is refused: .*{why}"):
+        engine.run([lambda state: fedavg(state, model=LINE, rounds=1, step_size=0.1, seed=0)])
+    line = next(one for one in entries(grid.nodes[100].folder)[0] if one.refused)
+    assert (line.function, line.bytes, set(line.fields.values())) == ("train_shared", 0, {"masked"})
+    assert why in line.refused
+    assert read_ledger(grid.nodes[100].folder).questions == 0
+
+
+def test_a_budget_holds_over_secure_sums(tmp_path: Path) -> None:
+    engine, grid = on_flower(federation().rows, tmp_path, timeout=0.3)
+    decided(grid, Policy(budget=Budget(questions=2)))
+    with pytest.raises(RunError, match=r"takes .* 2 questions of all runs together, and 0 are left"):
+        engine.run([program])
+    for holding in grid.nodes.values():
+        lines = [one for one in entries(holding.folder)[0] if one.function == "train_shared"]
+        assert [bool(one.refused) for one in lines] == [False, False, True]
+        assert read_ledger(holding.folder).questions == 2
+
+
+def test_a_sum_that_was_answered_is_refused_and_not_counted_again(tmp_path: Path) -> None:
+    engine, grid = on_flower(federation().rows, tmp_path)
+    engine.run([program])
+    for message in [one for one in grid.sent if one.metadata.dst_node_id == 100]:
+        said = from_records(message.content)
+        if isinstance(said, Batch):
+            reply = from_records(answered(message.content, grid.nodes[100]))
+            assert isinstance(reply, Refusal)
+    assert read_ledger(grid.nodes[100].folder).questions == 3
 
 
 def test_nodes_that_know_each_other_refuse_a_stranger(tmp_path: Path) -> None:
@@ -166,9 +288,11 @@ def test_nodes_that_know_each_other_refuse_a_stranger(tmp_path: Path) -> None:
     swapped = {**keys, "node-1": keys["node-2"]}
     for address, holding in list(grid.nodes.items()):
         grid.nodes[address] = replace(holding, policy=Policy(secure=SecureSums(peers=swapped)))
+    with pytest.raises(RunError, match=r"have answered; .* node 'node-1' has another signing key"):
+        engine.run([program])  # what a policy says holds at once, also for keys that were exchanged
     engine.link.sums, engine.secure = None, None
     engine.add_securely(Cost())
-    with pytest.raises(RunError, match="have shared their keys"):
+    with pytest.raises(RunError, match=r"have shared their keys; .* node 'node-1' has another signing key"):
         engine.run([program])
 
 

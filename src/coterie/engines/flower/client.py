@@ -26,9 +26,9 @@ from coterie.engines.flower.incoming import check_batch, check_hello, check_room
 from coterie.engines.flower.log_lines import lines_of
 from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
 from coterie.engines.flower.policy import charge, check_asks, check_method, check_rows
-from coterie.engines.flower.policy_file import Policy
+from coterie.engines.flower.policy_file import Policy, SecureSums
 from coterie.engines.flower.question_log import Entry, write
-from coterie.engines.flower.secure_node import exchanged, masked, question_of
+from coterie.engines.flower.secure_node import check_keys, exchanged, masked, question_of
 from coterie.engines.flower.state import Private, PrivateFiles, run_word, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
 from coterie.engines.secure import arrays_of, shaped
@@ -307,19 +307,21 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
         left.append(kept)
     if secure is None:
         return Reply(holding.name, tuple(answers))
-    folder, word = _files(holding, secure.run).folder, question_of(asked.questions)
-    how = (holding.name, folder, Identity.of(holding.folder), holding.policy.secure)
-    return Reply(holding.name, tuple(answers), masked(secure, word, arrays, *how))
+    word = question_of(asked.questions)
+    return Reply(holding.name, tuple(answers), masked(secure, word, arrays, *_keys(holding, secure.run)))
 
 
 def _exchanged(asked: Batch, holding: NodeData) -> Reply:
     """Do what a secure sum needs beside answers."""
     assert asked.secure is not None
     _admit(asked.secure.run, holding)
-    files = _files(holding, asked.secure.run)
-    files.begin()
-    identity = Identity.of(holding.folder)
-    return Reply(holding.name, (), exchanged(asked.secure, holding.name, files.folder, identity, holding.policy.secure))
+    _files(holding, asked.secure.run).begin()
+    return Reply(holding.name, (), exchanged(asked.secure, *_keys(holding, asked.secure.run)))
+
+
+def _keys(holding: NodeData, run: str) -> tuple[str, Path, Identity, SecureSums]:
+    """Where a node has the keys of a run's secure sums, and what these must be."""
+    return holding.name, _files(holding, run).folder, Identity.of(holding.folder), holding.policy.secure
 
 
 def _refuse(asked: Batch, holding: NodeData) -> None:
@@ -334,6 +336,8 @@ def _refuse(asked: Batch, holding: NodeData) -> None:
     for question in asked.questions:
         about = seen(_data(holding, question.schema)[0], question.part, question.views)
         check_rows(question, about, holding.policy)
+    if asked.secure is not None:
+        check_keys(asked.secure, *_keys(holding, asked.secure.run))
     for run in runs:
         _files(holding, run).begin()
     charge(holding.folder, asked.questions, holding.policy)

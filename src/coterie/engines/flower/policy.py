@@ -84,7 +84,10 @@ def _check_fields(ask: Ask, policy: Policy, secure: Secure | None) -> None:
                 _POLICY,
             )
         if policy.secure.only and not is_masked(how, secure):
-            raise RunError(f"'{field}' of '{name}' would leave unmasked, and this node sends masked sums only", _POLICY)
+            raise RunError(
+                f"'{field}' of '{name}' would leave unmasked, and this node sends masked sums only",
+                "run with --secure; see docs/secure-sums.md",
+            )
         if secure is not None and how.individual:
             raise RunError(
                 f"'{field}' of '{name}' is clients' own values, and no secure sum has these", "see docs/secure-sums.md"

@@ -24,7 +24,7 @@ from coterie.secure.fixed_point import encode
 from coterie.secure.messages import Keys, Neighbours
 from coterie.secure.node import Node
 
-__all__ = ["as_bytes", "as_keys", "as_tensor", "exchanged", "masked", "public_keys", "question_of"]
+__all__ = ["as_bytes", "as_keys", "as_tensor", "check_keys", "exchanged", "masked", "public_keys", "question_of"]
 
 _FILE = "secure.json"
 
@@ -55,9 +55,7 @@ def masked(
     policy: SecureSums,
 ) -> Sealed:  # fmt: skip
     """Mask what this node adds to a sum."""
-    node = _read(folder, name, identity, policy)
-    if bytes.fromhex(asked.epoch) != node.epoch or node.neighbours is None:
-        raise RunError("this node has no keys of this exchange", "the server must exchange keys again")
+    node = _with_keys(asked, name, folder, identity, policy)
     if asked.letters is not None:
         node.receive({place: as_bytes(one) for place, one in zip(asked.places, asked.letters, strict=True)})
     layout, words = encode(arrays, node.neighbours.n_nodes)
@@ -66,13 +64,25 @@ def masked(
     return Sealed(layout=layout.said(), words=torch.from_numpy(hidden.view(np.int64)))
 
 
+def check_keys(asked: Secure, name: str, folder: Path, identity: Identity, policy: SecureSums) -> None:
+    """Refuse a sum that this node has no keys for, or has answered, before anything is done for it."""
+    _with_keys(asked, name, folder, identity, policy).check_mask(asked.number)
+
+
+def _with_keys(asked: Secure, name: str, folder: Path, identity: Identity, policy: SecureSums) -> Node:
+    node = _read(folder, name, identity, policy)
+    if bytes.fromhex(asked.epoch) != node.epoch or node.neighbours is None:
+        raise RunError("this node has no keys of this exchange", "the server must exchange keys again")
+    return node
+
+
 def question_of(questions: Sequence[Question]) -> bytes:
     """What tells questions from others, the same at all nodes: masks of others do not go with it."""
     asked = [
         (
             one.part, one.views, one.bounds,
             {
-                at: [ask.step, *(dict(part) for part in (ask.shared, ask.fold, ask.fresh, ask.limits))]
+                at: [ask.step, ask.epsilon, *(dict(part) for part in (ask.shared, ask.fold, ask.fresh, ask.limits))]
                 for at, ask in one.asks.items()
             },
         )

@@ -32,10 +32,13 @@ class FlowerSums:
         The way to the nodes.
     cost : Cost
         What it took.
+    failed : dict
+        Node -> why it did not take part in the last sum, or told no shares.
     """
 
     link: Link
     cost: Cost = field(default_factory=Cost)
+    failed: dict[str, str] = field(default_factory=dict)
     _epoch: Epoch | None = None
     _letters: dict[str, dict[int, bytes]] = field(default_factory=dict)  # not yet handed over
 
@@ -49,7 +52,8 @@ class FlowerSums:
         RunError
             Where fewer nodes are left than it takes.
         """
-        epoch, failed = self._ready(list(batches), patience)
+        self.failed = {}
+        epoch = self._ready(list(batches), patience)
         number, begin = epoch.begin(), time.perf_counter()
         members = {epoch.keys[place].name for place in epoch.members}
         asked = {
@@ -88,7 +92,7 @@ class FlowerSums:
             40 * len(own) for own in shares.values()
         )
         self.cost.bytes_down += sum(8 * len(who) for who in present.values())
-        return found, Called(called.answers, {**failed, **called.failed})
+        return found, Called(called.answers, dict(self.failed))
 
     def _mask(self, epoch: Epoch, number: int, name: str) -> Secure:
         letters = self._letters.get(name)
@@ -97,8 +101,8 @@ class FlowerSums:
         rows = torch.stack([as_tensor(letter) for letter in letters.values()])
         return Secure("mask", self.link.run, epoch.epoch.hex(), number=number, places=tuple(letters), letters=rows)
 
-    def _ready(self, names: list[str], patience: float) -> tuple[Epoch, dict[str, str]]:
-        """An exchange of keys with these nodes that has a sum left.  -> it, and who has not taken part"""
+    def _ready(self, names: list[str], patience: float) -> Epoch:
+        """An exchange of keys with these nodes that has a sum left."""
         known = self._epoch
         if (
             known is not None
@@ -107,11 +111,10 @@ class FlowerSums:
             and sorted(known.names) == sorted(names)
             and len(known.members) == len(names)
         ):
-            return known, {}
+            return known
         run, epoch = self.link.run, Epoch(sorted(names), SUMS)
-        word, failed = epoch.epoch.hex(), dict[str, str]()
+        word = epoch.epoch.hex()
         called = self._call({n: Batch((), Secure("keys", run, word, sums=SUMS)) for n in names}, _has_keys, patience)
-        failed |= called.failed
         keys = {
             n: as_keys(reply.sealed.keys) for n, reply in called.answers.items() if reply.sealed and reply.sealed.keys
         }
@@ -124,7 +127,6 @@ class FlowerSums:
                 neighbours=others,
             ))  # fmt: skip
         called = self._call(asked, _has_letters, patience)
-        failed |= called.failed
         letters = {n: _by_place(reply.sealed) for n, reply in called.answers.items() if reply.sealed is not None}
         self._letters = epoch.letters(letters)
         self._epoch, cost = epoch, self.cost
@@ -135,11 +137,13 @@ class FlowerSums:
         cost.bytes_up += sum(4 + len(letter) for own in letters.values() for letter in own.values())
         cost.bytes_down += sum(one.size for one in said.values())
         cost.bytes_down += sum(4 + len(letter) for own in self._letters.values() for letter in own.values())
-        return epoch, failed
+        return epoch
 
     def _call(self, batches: Mapping[str, Batch], check: Callable[[Reply], None], patience: float) -> Called:
         sizes = dict.fromkeys(batches, 1)
-        return self.link.call(batches, sizes, len(batches), check, patience)
+        called = self.link.call(batches, sizes, len(batches), check, patience)
+        self.failed |= called.failed
+        return called
 
 
 def _has_keys(reply: Reply) -> None:

@@ -498,7 +498,11 @@ def _one_sum(parts: Sequence[_Part], sums: FlowerSums) -> tuple[list[_Found], li
         arrays |= {f"{i}:{name}": torch.from_numpy(value) for name, value in arrays_of(asks, form).items()}
     layout = Layout.of({name: value.numpy() for name, value in arrays.items()})
     batches = {name: Batch(tuple(mine.values())) for name, mine in message.questions.items()}
-    total, called = sums.total(batches, layout, message.check, engine.link.timeout)
+    try:
+        total, called = sums.total(batches, layout, message.check, engine.link.timeout)
+    except RunError as error:
+        why = "".join(f"; node '{name}' {why}" for name, why in sorted(sums.failed.items())[:3])
+        raise RunError(error.message + why, error.hint) from error
     there = sorted(called.answers)
     found: list[_Found] = []
     bounds: list[dict[int, Bounds]] = []
