@@ -133,6 +133,20 @@ def test_below_the_threshold_nothing_is_revealed() -> None:
         epoch.total(number, QUESTION, layout, dict(list(masked.items())[:5]), told)
 
 
+@pytest.mark.parametrize(("dishonest", "read"), [(2, False), (3, True)])  # less than a third of seven, and more
+def test_who_works_with_the_server_cannot_read_a_node_unless_a_third_does(dishonest: int, read: bool) -> None:
+    nodes = made(7)
+    number, layout, words = ready(nodes).begin(), *encode(arrays(["a"])["a"], 7)
+    for node in nodes.values():
+        node.mask(number, QUESTION, layout, words)
+    every, both = set(range(7)), {"seed": 0, "key": 0}  # shares of the secrets of node-0
+    honest = [node for place, node in enumerate(nodes.values()) if not 1 <= place <= dishonest]
+    for k, node in enumerate(honest):  # to every other one the server says that node-0 has dropped out
+        node.unmask(number, every if k % 2 == 0 else every - {0})
+        both["seed" if k % 2 == 0 else "key"] += 1
+    assert (min(both.values()) + dishonest >= threshold(7)) is read  # the dishonest tell both
+
+
 # -- what nodes refuse ------------------------------------------------------------------------------------------------
 def test_a_node_alone_refuses() -> None:
     nodes = made(2)

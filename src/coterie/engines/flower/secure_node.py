@@ -56,6 +56,7 @@ def masked(
 ) -> Sealed:  # fmt: skip
     """Mask what this node adds to a sum."""
     node = _with_keys(asked, name, folder, identity, policy)
+    assert node.neighbours is not None
     if asked.letters is not None:
         node.receive({place: as_bytes(one) for place, one in zip(asked.places, asked.letters, strict=True)})
     layout, words = encode(arrays, node.neighbours.n_nodes)
