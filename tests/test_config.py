@@ -144,7 +144,7 @@ def test_an_unknown_option_is_named_with_a_near_one(word: str, name: str, hint: 
 
 
 def test_an_option_like_no_other_brings_the_list() -> None:
-    assert "method, seed, baselines, data.path" in refused(sets=["zzz=1"]).hint
+    assert "method, seed, baselines, secure, data.path" in refused(sets=["zzz=1"]).hint
 
 
 def test_a_value_in_place_of_a_group_and_a_group_in_place_of_a_value() -> None:

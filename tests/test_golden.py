@@ -45,7 +45,7 @@ INTERRUPTED = {
 MEASURES = ("metric", "auroc", "average_precision", "log_loss", "brier")
 LATER = {
     "messages", "bytes_up", "bytes_down", "report", "config", "new_clients_unlabelled", "probabilities", "coverage",
-    "class_weights", "threshold", "base_rate", "models/intervals.safetensors", "models/uncertainty.safetensors",
+    "secure", "class_weights", "threshold", "base_rate", "models/intervals.safetensors", "models/uncertainty.safetensors",
     *(f"{name}_{end}" for name in MEASURES for end in ("low", "high")), *MEASURES[1:],
 }  # fmt: skip
 

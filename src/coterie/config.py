@@ -162,6 +162,7 @@ class FitOptions(_Options):
     method: Annotated[str, AfterValidator(_known)] = "ifca"
     seed: int = Field(0, ge=0, le=MOST_COUNT)
     baselines: bool = True
+    secure: bool = False
     data: DataOptions = DataOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = TrainingOptions()

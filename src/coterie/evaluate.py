@@ -2,7 +2,7 @@
 """How well do models serve clients, where does a client belong, and does what was found match what was planted?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.local import chosen, client_losses, outputs, own_outputs, served, worst_if_nan
 from coterie.models import Model, decided, row_loss, row_metric
-from coterie.protocol import Ask, Block, Limit, Stack, Sum, Tensors, answers, from_sums
+from coterie.protocol import Ask, Block, Limit, Replies, Stack, Sum, Tensors, WeightedMean, answers, from_sums
 
 __all__ = [
+    "EACH",
+    "ROWS",
     "Labels",
     "Measured",
     "Placed",
@@ -28,14 +30,18 @@ __all__ = [
     "measure_mixed_ask",
     "measure_own_ask",
     "measure_placed_ask",
+    "measured_in",
     "place_ask",
+    "place_together_ask",
     "residual_products_ask",
+    "summed",
     "target_ask",
     "target_sums",
 ]
 
 Labels = Tensor | np.ndarray | Sequence[int]
 
+EACH, ROWS = (Stack(), WeightedMean("rows")), (Stack(), Sum())  # every client's own, or of all together
 _FAR = 1e30  # stands for the distance of a diverged model, which the assignment could not take
 
 
@@ -80,7 +86,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class Measured:
-    """How well a given model serves each of M clients, on rows that it may not have seen."""
+    """How well a given model serves each of M clients, on rows that it may not have seen.
+
+    Where only sums are known, all clients together are one.
+    """
 
     loss: Tensor  # [M] mean loss
     metric: Tensor  # [M] classification: share of rows predicted right; regression: mean squared error
@@ -90,6 +99,17 @@ class Measured:
     def mean_metric(self) -> float:
         """Over all rows."""
         return float((self.metric * self.rows).sum() / self.rows.sum().clamp(min=1))
+
+
+def summed(ask: Ask) -> Ask:
+    """Ask for a measure over all clients together, in place of every client's own."""
+    fold = {name: Sum() if name == "rows" else WeightedMean("rows") for name in ("loss", "metric", "rows")}
+    return replace(ask, fold=fold)
+
+
+def measured_in(got: Replies) -> Measured:
+    """What clients said of their models, each, or all together."""
+    return Measured(**{name: got[name].reshape(-1) for name in ("loss", "metric", "rows")})
 
 
 def place_ask(model: Model, theta: Tensor) -> Ask:
@@ -107,6 +127,15 @@ def place_ask(model: Model, theta: Tensor) -> Ask:
             ("losses", "margin", "margin_error"), Limit(finite=False)
         ),  # of one row, or of models that diverged
     )
+
+
+def place_together_ask(model: Model, theta: Tensor) -> Ask:
+    """Ask clients to place themselves, and keep to themselves where; of all together, how many are where, and are unsure.
+
+    What the models are worth to them is told as well: see `measured_in`.
+    """
+    ask = place_ask(model, theta)
+    return replace(ask, fold={**summed(ask).fold, "count": Sum(), "unsure": Sum()}, limits={})
 
 
 def measure_placed_ask(model: Model, theta: Tensor) -> Ask:
@@ -175,7 +204,10 @@ def target_ask(about: Tensor) -> Ask:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
-@answers(label=Stack(), losses=Stack(), margin=Stack(), margin_error=Stack(), metric=Stack(), rows=Stack())
+@answers(
+    label=Stack(), losses=Stack(), margin=Stack(), margin_error=Stack(), metric=EACH, rows=ROWS,
+    loss=WeightedMean("rows"), count=Sum(), unsure=Sum(),
+)  # fmt: skip
 @from_sums
 def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Compare all models on a client's rows."""
@@ -200,11 +232,14 @@ def place(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, 
         "margin_error": error,
         "metric": _metric(model, chosen(scores, label), chosen(loss, label), data),
         "rows": data.n[None],
+        "loss": chosen(loss, label),
+        "count": torch.nn.functional.one_hot(label, theta.shape[1]) * (data.n > 0)[:, None],
+        "unsure": (margin <= 2 * error) & (data.n > 0) & (theta.shape[1] > 1),
     }
     return reply, {"placed": label}
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack())
+@answers(loss=EACH, metric=EACH, rows=ROWS)
 @from_sums
 def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's given model on its rows."""
@@ -212,21 +247,21 @@ def measure(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block
     return judged(shared["model"], scores, data), {}
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack())
+@answers(loss=EACH, metric=EACH, rows=ROWS)
 @from_sums
 def measure_placed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge the model that each client was placed at on its rows."""
     return measure(shared, {"label": private["placed"]}, {}, data)
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack())
+@answers(loss=EACH, metric=EACH, rows=ROWS)
 @from_sums
 def measure_own(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's private model on its rows, and leave it as it is."""
     return judged(shared["model"], own_outputs(shared["model"], private["theta"], data), data), dict(private)
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack())
+@answers(loss=EACH, metric=EACH, rows=ROWS)
 @from_sums
 def measure_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge a mixture of models that is the same for all clients."""

@@ -16,8 +16,8 @@ What FedGrEM is compared with in Tian, Weng, Feng, ICML 2024. All of them begin 
   code of Tian et al.: sources do not learn.
 - mutual: the same with every other client's last M-step, so that all learn from each other. Nobody's baseline either.
 
-Departures: Marfoq et al. begin at random. A scale, where one is estimated, is common but for "local": averaged like the
-components in "fedem", and from sums over clients elsewhere.
+Departures: Marfoq et al. begin at random, as `MixtureStart(random=True)` does. A scale, where one is estimated, is common
+but for "local": averaged like the components in "fedem", and from sums over clients elsewhere.
 """
 
 from collections.abc import Generator
@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coterie import keys
 from coterie.algorithms.mixture_starts import REVEALED, MixtureStart, Started, aligned_start, fresh_mixture, own_scale
 from coterie.errors import ConfigError
 from coterie.models.families import Family, expect, gradient_step, shares, typical_length
@@ -97,6 +98,10 @@ def em(
     family_after = fitted or family
     if not family_after.has_moments and sharing in _SUMMED:
         raise ConfigError(f"'{sharing}' needs an M-step in sums over rows, and this family has none", "use fedgrem")
+    if start.random and sharing not in (*_SUMMED, "fedem"):
+        raise ConfigError(
+            f"'{sharing}' begins with clients' own fits", "use pooled, components or fedem, or another start"
+        )
     if gradient and sharing not in ("local", "pooled"):
         raise ConfigError(f"'{sharing}' has exact M-steps", "leave gradient out")
     if state is None:
@@ -121,6 +126,13 @@ def em(
 
 def begin(family: Family, n_components: int, start: MixtureStart, seed: int, sharing: Sharing, round_: int = 0) -> Run:
     """Start, and save.  -> State, with count 0 if nobody answered"""
+    if start.random:
+        draw = keys.generator(seed, round_, "mixture components")
+        theta = torch.randn(n_components, family.n_parameters, generator=draw, dtype=torch.float64)
+        equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)
+        state = State(theta, equal, equal, family.unit_scale(), count=1.0, round=round_)
+        yield Save(state, {"events": []})
+        return state
     alone = sharing == "local"
     found: Started | None = yield from aligned_start(family, n_components, start, seed, own_metric=alone)
     equal = torch.full((n_components,), 1.0 / n_components, dtype=torch.float64)

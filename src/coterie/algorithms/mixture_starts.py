@@ -53,11 +53,15 @@ class MixtureStart:
         Steps of each start, and EM steps of the winner.
     orders : int
         Random orders of the clients that alignment tries at most.
+    random : bool
+        Whether common components are drawn, in place of all that: nobody is asked for a fit of its own. For EM whose
+        components are common ("pooled", "components", "fedem"), with several seeds side by side.
     """
 
     restarts: int = 20
     iterations: int = 30
     orders: int = 10
+    random: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ Run = Generator[Ask | Save, Replies | None, Any]
 _POWER = 16  # (sum of 16th powers)^(1/16) is at least the maximum and hardly more: a maximum made of a sum
 _UNITS = 10.0 ** torch.arange(-144, 145, 36, dtype=torch.float64)  # any eigenvalue is near enough to one of them
 _LARGE = 1e18  # times the unit: here powers end, since those above would overflow
+_FINE_UNITS = 10.0 ** torch.arange(-144, 145, 2, dtype=torch.float64)  # for sums that hold fewer powers of ten
+_FINE_LARGE = 10.0
 _ITERATIONS = 30
 _DIGITS = 1e-3  # of the mean square that the variance must be: three of sixteen digits may be lost
 
@@ -150,17 +152,20 @@ def _deviation(square: Tensor, n: Tensor, mean: Tensor) -> Tensor:
     return torch.where(deviation > 1e-12 * mean.abs(), deviation, 1.0)
 
 
-def safe_step_size(state: "Steepness | None", *, model: Dense) -> Run:
+def safe_step_size(state: "Steepness | None", *, model: Dense, fine: bool = False) -> Run:
     """Find a step with which no client's gradient descent diverges: one over the largest curvature of a linear model.
 
     Each client finds its own largest eigenvalue; the maximum over clients is bounded by a sum of their 16th powers. Powers
-    overflow, so that they are taken in several units, and the smallest is used in which none of them is too large.
+    overflow, so that they are taken in several units, and the smallest is used in which none of them is too large. With
+    `fine`, units are so many that powers stay between 1e-16 and 1e16, as fixed point needs it.
     """
     if state is None:
-        got = yield Ask(curvature, {"model": model, "unit": _UNITS}, {"power": Sum()})
+        units, large = (_FINE_UNITS, _FINE_LARGE) if fine else (_UNITS, _LARGE)
+        shared = {"model": model, "unit": units, **({"large": large} if fine else {})}
+        got = yield Ask(curvature, shared, {"power": Sum()})
         assert got is not None
-        at = min(int((got["power"] >= _LARGE**_POWER).sum()), len(_UNITS) - 1)
-        state = Steepness(float(_UNITS[at]) * float(got["power"][at]) ** (1 / _POWER))
+        at = min(int((got["power"] >= large**_POWER).sum()), len(units) - 1)
+        state = Steepness(float(units[at]) * float(got["power"][at]) ** (1 / _POWER))
         yield Save(state)
     return state
 
@@ -225,7 +230,7 @@ def curvature(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
         v = torch.einsum("cnd,cn->cd", x, projected)
         value = v.norm(dim=1)
     ratio = 1.05 * value.to(torch.float64)[:, None] / shared["unit"][0]  # [C, units]
-    return {"power": ratio.clamp(max=_LARGE)[None] ** _POWER}, {}
+    return {"power": ratio.clamp(max=shared.get("large", _LARGE))[None] ** _POWER}, {}
 
 
 def _with_intercept(model: Dense, data: Block) -> Tensor:

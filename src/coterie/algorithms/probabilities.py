@@ -17,11 +17,11 @@ from torch import Tensor
 
 from coterie.local import served
 from coterie.models import decided
-from coterie.protocol import Ask, Block, Fold, Limit, Stack, Sum, Tensors, answers
+from coterie.protocol import Ask, Block, Fold, Limit, Stack, Sum, Tensors, WeightedMean, answers
 
 __all__ = [
-    "BINS", "OWN", "Ranked", "bin_centres", "bins_for", "influence_ask", "probabilities_ask", "ranked", "tell_influence",
-    "tell_probabilities",
+    "BINS", "OWN", "Ranked", "bin_centres", "bins_for", "influence_ask", "probabilities_ask",
+    "probabilities_together_ask", "ranked", "tell_influence", "tell_probabilities",
 ]  # fmt: skip
 
 BINS = 4096  # of up to four classes
@@ -45,6 +45,13 @@ def probabilities_ask(judge: Ask) -> Ask:
     return replace(
         judge, step=tell_probabilities, fold=fold, scratch=scratch, limits={"own": Limit(finite=False)}
     )  # what a client of one class does not have is not a number
+
+
+def probabilities_together_ask(judge: Ask) -> Ask:
+    """The same over all clients together, and nothing of a single one."""
+    means: dict[str, Fold] = {name: WeightedMean("rows") for name in ("log_loss", "brier")}
+    fold = {"counts": Sum(), "confusion": Sum(), **means, "rows": Sum(), "there": Sum()}
+    return replace(probabilities_ask(judge), fold=fold, limits={})
 
 
 def influence_ask(judge: Ask, counts: Tensor) -> Ask:
@@ -95,7 +102,10 @@ def _from(counts: Tensor) -> Tensor:
 
 
 # -- on the client ----------------------------------------------------------------------------------------------------
-@answers(counts=Sum(), confusion=Sum(), own=Stack())
+@answers(
+    counts=Sum(), confusion=Sum(), own=Stack(), log_loss=WeightedMean("rows"), brier=WeightedMean("rows"), rows=Sum(),
+    there=Sum(),
+)  # fmt: skip
 def tell_probabilities(
     shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /
 ) -> tuple[Tensors, Tensors]:
@@ -109,7 +119,15 @@ def tell_probabilities(
     actual = one_hot(data.target, classes).double() * data.real[..., None]
     confusion = torch.einsum("cna,scnb->scab", actual, one_hot(predicted, classes).double())
     own = _own(scores, p, odds, positive, actual, data)
-    return {"counts": counts, "confusion": confusion, "own": own}, {}
+    means = {name: own[..., OWN.index(name)].nan_to_num() for name in ("log_loss", "brier")}
+    return {
+        "counts": counts,
+        "confusion": confusion,
+        "own": own,
+        **means,
+        "rows": data.n[None],
+        "there": data.n[None] > 0,
+    }, {}
 
 
 @answers(influence=Stack())

@@ -128,6 +128,9 @@ def fit_options(
     thousands: Thousands = None,
     encoding: Encoding = None,
     baselines: Annotated[bool | None, typer.Option(help="Compare with one model for all and one model each.")] = None,
+    secure: Annotated[
+        bool | None, typer.Option(help="Add up securely: only sums over all nodes are known to the server.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
 ) -> "FitOptions":
@@ -135,7 +138,7 @@ def fit_options(
     from coterie.config import options
 
     tree: dict[str, Any] = {
-        "method": method, "seed": seed, "baselines": baselines,
+        "method": method, "seed": seed, "baselines": baselines, "secure": secure,
         "data": data_tree(
             data, exclude, categorical, client=client, target=target, missing=missing, task=task, outcome=outcome,
             event=event, min_rows=min_rows, test_size=test_size, new_clients=new_clients, split=split, sep=sep,

@@ -10,8 +10,10 @@ from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
 from coterie.engines.drive import Engine, Finished, Job, Program, Request
 from coterie.engines.in_process import InProcess
+from coterie.engines.secure import SecureWorker
 from coterie.participation import Clock, Participation
 from coterie.protocol import Ask, Replies, Tensors
+from coterie.secure.in_memory import NodesInMemory
 
 __all__ = ["AnyEngine", "engine_for"]
 
@@ -55,8 +57,15 @@ class AnyEngine(Engine, Protocol):
         """The same of runs on several sets of rows, in one message."""
 
 
-def engine_for(rows: Ragged, **options: Any) -> AnyEngine:
-    """Make an engine, and set it up; only a `Session` does."""
-    made: AnyEngine = rows.federation.engine(rows) if isinstance(rows, RemoteRows) else InProcess(rows)
+def engine_for(rows: Ragged, nodes: NodesInMemory | None = None, **options: Any) -> AnyEngine:
+    """Make an engine, and set it up; only a `Session` does. With `nodes`, these add up securely."""
+    made: AnyEngine
+    if isinstance(rows, RemoteRows):
+        made = rows.federation.engine(rows)
+        if nodes is not None:
+            rows_engine: Any = made
+            rows_engine.add_securely(nodes.cost)
+    else:
+        made = InProcess(rows, worker=None if nodes is None else SecureWorker(rows, nodes=nodes))
     made.set_up(**options)
     return made

@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.data.ragged import BLOCK_BYTES, Ragged
 from coterie.engines.drive import Finished, Group, Job, Program, Request, Response, Round, drive_all, finish
 from coterie.engines.screening import ClientWarning, left_out_text
-from coterie.engines.worker import Worker, completed
+from coterie.engines.worker import Answer, Worker, completed
 from coterie.errors import RunError
 from coterie.participation import Clock, Everyone, Participants, Participation
 from coterie.protocol import Ask, Replies, Tensors
@@ -38,6 +38,8 @@ class InProcess:
         What participation and virtual time are drawn from.
     block_bytes : int
         Memory that a block of clients may take.
+    worker : Worker, optional
+        Who answers, in place of one of its own: such as a `SecureWorker`.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class InProcess:
         clock: Clock | None = None,
         seed: int = 0,
         block_bytes: int = BLOCK_BYTES,
+        worker: Worker | None = None,
     ) -> None:
-        self.worker = Worker(rows, block_bytes=block_bytes)
+        self.worker = worker or Worker(rows, block_bytes=block_bytes)
         self.set_up(participation=participation, clock=clock, seed=seed)
 
     def set_up(
@@ -148,7 +151,8 @@ class InProcess:
         begin = time.perf_counter()
         answers = self.worker.screened(asks, who.answered)
         taken = time.perf_counter() - begin
-        return Response(answers, 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken))
+        elapsed = 0.0 if self.clock is None else self.clock.elapsed(who.seconds, taken)
+        return Response(answers, elapsed, _unnamed(answers))
 
     def knows(self, run: int) -> bool:
         """Whether clients keep private state of a run already."""
@@ -173,3 +177,9 @@ class InProcess:
             if not number.isdecimal():
                 raise RunError(f"the checkpoint has private state '{name}', which no run has", "start the run again")
             self.worker.private.setdefault(int(number), {})[field_name] = value
+
+
+def _unnamed(answers: Mapping[int, Answer]) -> list[str]:
+    """Say how many clients' answers did not count whose names are not known here."""
+    most = max((answer.unnamed for answer in answers.values()), default=0)
+    return [f"answers of {most} client{'s' * (most > 1)} did not count; their nodes know whose"] if most else []

@@ -21,8 +21,8 @@ from torch import Tensor
 from coterie.protocol import Ask, Block, Limit, Lowest, RowProduct
 
 __all__ = [
-    "Bounds", "ClientWarning", "Look", "bounds_after", "counts_of", "left_out_text", "lengths_of", "longest", "look",
-    "most_are_wild", "was_sent_finite",
+    "BINS", "NOT_FINITE", "Bounds", "ClientWarning", "Look", "bounds_after", "counted_lengths", "counts_of", "left_out_text",
+    "lengths_of", "longest", "look", "most_are_wild", "was_sent_finite",
 ]  # fmt: skip
 
 _LEAST = 5  # clients from which others' lengths say something
@@ -31,9 +31,9 @@ _USUAL = (
 )
 _ROUNDING = 1e-6  # of a matrix' length that its diagonal may be below zero
 _LONGEST = 1e300  # lengths overflow where values do not
-_BINS = 1024  # lengths that are told apart: half powers of two from 2^-256 to 2^256
+BINS = 1024  # lengths that are told apart: half powers of two from 2^-256 to 2^256
 _NAMED = 5  # clients that are named in a sentence
-_NOT_FINITE = "is not finite"
+NOT_FINITE = "is not finite"
 
 
 class ClientWarning(UserWarning):
@@ -110,7 +110,7 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) ->
         finite = _finite(numbers, length)  # [S, C]
         if limit is None or limit.finite:
             tame = tame & finite
-            leave_out(~finite & strict, f"'{name}' {_NOT_FINITE}")
+            leave_out(~finite & strict, f"'{name}' {NOT_FINITE}")
         if name in weights:
             leave_out((numbers.reshape(*numbers.shape[:2], -1).amin(2) < 0) & strict, f"'{name}' is negative")
         if limit is None or not limit.finite:
@@ -196,17 +196,24 @@ def _times(value: Any, factor: Tensor) -> Any:
 def counts_of(length: Tensor) -> Tensor:
     """Count clients by the length of their values, in half powers of two; length 0 tells nothing.  [S, C] -> [S, B]"""
     known = length.numpy()  # of few numbers, in numpy: a fraction of torch's time
-    half_powers = np.floor(2 * np.log2(np.where(known > 0, known, 1.0))) + (_BINS // 2 + 1)
-    at = np.where(known > 0, half_powers.clip(1, _BINS), 0).astype(np.int64)
-    at += (_BINS + 1) * np.arange(len(at))[:, None]
-    counts = np.bincount(at.ravel(), minlength=len(at) * (_BINS + 1)).reshape(len(at), -1)
+    half_powers = np.floor(2 * np.log2(np.where(known > 0, known, 1.0))) + (BINS // 2 + 1)
+    at = np.where(known > 0, half_powers.clip(1, BINS), 0).astype(np.int64)
+    at += (BINS + 1) * np.arange(len(at))[:, None]
+    counts = np.bincount(at.ravel(), minlength=len(at) * (BINS + 1)).reshape(len(at), -1)
     return torch.from_numpy(counts[:, 1:])
 
 
 def lengths_of(counts: Tensor) -> Tensor:
     """The same as rows of (half powers of two, clients), without those where nobody is.  [B] -> [L, 2]"""
     there = counts.nonzero()[:, 0]
-    return torch.stack([there - _BINS // 2, counts[there]], 1)
+    return torch.stack([there - BINS // 2, counts[there]], 1)
+
+
+def counted_lengths(lengths: Tensor) -> np.ndarray:
+    """Undo `lengths_of`: all counts, so that they add up.  [L, 2] -> [B]"""
+    counts = np.zeros(BINS, dtype=np.int64)
+    np.add.at(counts, lengths[:, 0].numpy() + BINS // 2, lengths[:, 1].numpy())
+    return counts
 
 
 def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str], n_clients: int) -> Bounds | None:
@@ -221,7 +228,7 @@ def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str
     n_clients : int
         That were asked.
     """
-    if most_are_wild(sum(why.endswith(_NOT_FINITE) for why in left_out), n_clients):
+    if most_are_wild(sum(why.endswith(NOT_FINITE) for why in left_out), n_clients):
         return Bounds(everyone=True)
     clip, out = {}, {}
     for name, counts in lengths.items():

@@ -9,12 +9,21 @@ import torch
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.engines.screening import Bounds, bounds_after, counts_of, lengths_of, look, most_are_wild, was_sent_finite
+from coterie.engines.screening import (
+    NOT_FINITE,
+    Bounds,
+    bounds_after,
+    counts_of,
+    lengths_of,
+    look,
+    most_are_wild,
+    was_sent_finite,
+)
 from coterie.errors import RunError
 from coterie.protocol import Ask, Block, ByCluster, Individual, RowProduct, Tensors, run_of
 from coterie.threads import for_work
 
-__all__ = ["Answer", "Worker", "completed", "same_form"]
+__all__ = ["Answer", "Worker", "completed", "part_of_clients", "same_form"]
 
 _CUTS = 8  # ways to cut the same rows that are kept, as far as they fit: questions in lockstep want different blocks
 _LITTLE = 1024  # bytes
@@ -41,6 +50,8 @@ class Answer:
         Field -> clients counted by the length of their values: see `coterie.engines.screening`.
     wild : int
         Clients of this worker whose numbers are not finite, whether they count or not.
+    unnamed : int
+        How many clients' answers do not count, where their nodes do not say whose.
     """
 
     parts: dict[str, Tensors]
@@ -50,6 +61,17 @@ class Answer:
     left_out: dict[int, str] = field(default_factory=dict)
     lengths: Tensors = field(default_factory=dict)
     wild: int = 0
+    unnamed: int = 0
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why clients' answers do not count; of those without names, those whose numbers are not finite are known."""
+        return [*self.left_out.values(), *[NOT_FINITE] * (self.wild if self.unnamed else 0)]
+
+
+def part_of_clients(ask: Ask, at: Tensor) -> Ask:
+    """The same ask to some of those whom it is put to, by their places."""
+    return replace(ask, each={name: value[at] for name, value in ask.each.items()}) if ask.each else ask
 
 
 class Worker:
@@ -84,7 +106,7 @@ class Worker:
         bounds = {at: found for at, found in bounds.items() if at not in wrong}
         answers |= self._again(asks, ids, bounds, wrong, before)
         found = {
-            at: bounds_after(ask, answers[at].lengths, answers[at].left_out.values(), len(ids))
+            at: bounds_after(ask, answers[at].lengths, answers[at].reasons, len(ids))
             for at, ask in asks.items()
             if at not in bounds
         }

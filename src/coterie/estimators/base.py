@@ -54,6 +54,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     standardise: Annotated[bool, "whether columns are centred and scaled, from federated sums"] = True
     baselines: Annotated[bool, "whether one model for all and one model each are fitted too, for `scores_`"] = False
+    secure: Annotated[bool, "whether nodes add up securely, so that only sums over all of them are known"] = False
     random_state: Annotated[int, "seed of everything random"] = 0
 
     def fit(
@@ -148,6 +149,7 @@ def options_of(made: Estimator) -> FitOptions:
     """Put the options together that an estimator's parameters stand for."""
     tree: dict[str, Any] = {
         "method": made.method, "seed": made.random_state, "baselines": made.baselines,
+        "secure": made.secure,
         "data": {"standardise": made.standardise, "outcome": getattr(made, "outcome", None)},
     }  # fmt: skip
     for name, option in options_in(type(made)).items():
@@ -166,6 +168,7 @@ def estimator_of(chosen: FitOptions, model: Any = None) -> Estimator:
     kind = ESTIMATORS[chosen.method]
     given = {name: getattr(getattr(chosen, option.group), option.name) for name, option in options_in(kind).items()}
     given |= {"random_state": chosen.seed, "baselines": chosen.baselines, "standardise": chosen.data.standardise}
+    given |= {"secure": chosen.secure}
     given |= {"outcome": chosen.data.outcome} if "outcome" in kind._get_param_names() else {}
     given |= {"model": model} if "model" in kind._get_param_names() else {}
     return kind(**{name: value for name, value in given.items() if value is not None})

@@ -44,8 +44,10 @@ class Federated(Supervised):
     def _know(self, found: Fitted) -> None:
         super()._know(found)
         models = found.models
-        self.model_, self.theta_, self.labels_ = models.model, models.theta, models.placed.label.numpy()
-        self.margins_, self.certain_ = models.placed.margin.numpy(), models.placed.certain.numpy()
+        self.model_, self.theta_, self.cluster_sizes_ = models.model, models.theta, models.sizes
+        if models.placed is not None:
+            self.labels_, self.margins_ = models.placed.label.numpy(), models.placed.margin.numpy()
+            self.certain_ = models.placed.certain.numpy()
         self._known, self._shares = models.labels, models.shares
 
     def _rows(self, data: Any, y: Any, groups: Any, *, alone: bool = False) -> Ragged:
@@ -95,9 +97,12 @@ class IFCA(Federated, OfOutcomes, IFCAOptions):
     Attributes
     ----------
     labels_ : ndarray
-        [M] cluster of each client, in the order of `client_names_`.
+        [M] cluster of each client, in the order of `client_names_`. With `secure`, clients keep it to themselves, and this
+        and the next two are not there.
     margins_, certain_ : ndarray
         [M] loss margin to the second-best model, and whether it is more than two standard errors.
+    cluster_sizes_ : list of int
+        [K] clients of each cluster.
     theta_ : Tensor
         [K, P] the models.
     history_ : list of Round

@@ -210,9 +210,9 @@ def measure_beside(
         _measured(session, made, entries if apart else entries | own, kept) | alone
     )  # last: its state is asked again
     names = {"": name} | {which: (which, _label(made, which)) for which in _LABELS}
-    per_client = _per_client(made, found[""])
+    per_client = _rows_known(made) if session.options.secure else _per_client(made, found[""])
     for which in _LABELS:
-        if which in found and (test := found[which].test) is not None:
+        if not session.options.secure and which in found and (test := found[which].test) is not None:
             per_client[f"metric_{which}"] = metric(made, test.metric)
     return found[""], [score(made, names[which], one) for which, one in found.items()], per_client, later.theta
 
@@ -240,6 +240,12 @@ def _per_client(made: Prepared, found: Outcome) -> dict[str, Tensor]:
     return per_client | {
         "test_loss": found.test.loss, "rows_test": found.test.rows, "metric": metric(made, found.test.metric),
     }  # fmt: skip
+
+
+def _rows_known(made: Prepared) -> dict[str, Tensor]:
+    """What is known of every client without asking.  [M] each"""
+    rows = {"rows_train": made.rows.counts}
+    return rows if made.test is None else rows | {"rows_test": made.test.counts}
 
 
 def _label(made: Prepared, name: str) -> str:

@@ -11,7 +11,7 @@ from coterie.algorithms import ifca, moment_descent
 from coterie.algorithms.moment_descent import Descent
 from coterie.algorithms.starts import Start
 from coterie.engines.in_process import Program, Round
-from coterie.evaluate import measure_placed_ask, place_ask
+from coterie.evaluate import measure_placed_ask, measured_in, place_ask, summed
 from coterie.local import worst_if_nan
 from coterie.methods.session import On, Prepared, Session
 from coterie.select import simplest
@@ -126,9 +126,15 @@ class _Search:
 
 
 def _held_out(session: Session, made: Prepared, fits: Sequence[Tensor]) -> Tensor:
-    """Total loss of every client on held-out rows, placed by its other rows, under each fit's models.  [S, M]"""
+    """Total loss of every client on held-out rows, placed by its other rows, under each fit's models.  [S, M]
+
+    With secure sums, of all together.  [S, 1]
+    """
     part, held = made.validation
     place = {run: replace(place_ask(made.model, theta), fold={}) for run, theta in enumerate(fits)}
     judge = {run: measure_placed_ask(made.model, theta) for run, theta in enumerate(fits)}
+    if session.options.secure:
+        judge = {run: summed(ask) for run, ask in judge.items()}
     _, got = session.exchange([On(part, place), On(held, judge, after=0)])
-    return torch.stack([got[run]["loss"] * got[run]["rows"] for run in judge])
+    found = [measured_in(got[run]) for run in judge]
+    return torch.stack([one.loss * one.rows for one in found])

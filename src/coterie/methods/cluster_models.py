@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from coterie.algorithms.preparation import Scaling
 from coterie.data.schema import Schema
-from coterie.documents import Said
+from coterie.documents import Said, checked
 from coterie.engines.checkpoint import save_tensors
 from coterie.errors import RunError
 from coterie.evaluate import Placed
@@ -26,7 +26,7 @@ from coterie.models import Dense, Loss, Model
 from coterie.models.outcomes import metric_of
 from coterie.report.run_folder import checked_table
 
-__all__ = ["ClusterModels", "Descended"]
+__all__ = ["ClusterModels", "Counted", "Descended"]
 
 _MODELS = "models/models.safetensors"
 _STATE = "state.safetensors"
@@ -43,6 +43,14 @@ class Descended:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What is known of where clients belong, where they keep that to themselves."""
+
+    sizes: Tensor  # [K] clients of each cluster
+    unsure: int  # whose margin is within two standard errors
+
+
+@dataclass(frozen=True)
 class ClusterModels:
     """K models for rows that are scaled, and where each client belongs.
 
@@ -56,10 +64,12 @@ class ClusterModels:
         [K, P]
     names : ndarray
         [M] clients, ascending.
-    placed : Placed
-        Where they belong; read back, losses are not known.
+    placed : Placed or None
+        Where they belong; read back, losses are not known. None where clients keep it to themselves.
     descended : Descended or None
         Phase 1 of moment descent.
+    counted : Counted or None
+        What is known in place of where they belong.
     """
 
     summary: ClassVar[tuple[str, ...]] = ("methods", "n_clusters", "cluster_sizes", "uncertain_clients", "warnings")
@@ -68,8 +78,9 @@ class ClusterModels:
     scaling: Scaling
     theta: Tensor
     names: np.ndarray
-    placed: Placed
+    placed: Placed | None
     descended: Descended | None = None
+    counted: Counted | None = None
 
     @property
     def metric(self) -> str:
@@ -79,7 +90,24 @@ class ClusterModels:
     @property
     def sizes(self) -> list[int]:
         """[K] clients of each cluster."""
-        return torch.bincount(self.placed.label, minlength=len(self.theta)).tolist()
+        if self.counted is not None:
+            return [int(n) for n in self.counted.sizes]
+        return torch.bincount(self.belongs.label, minlength=len(self.theta)).tolist()
+
+    @property
+    def belongs(self) -> Placed:
+        """Where clients belong, unless they keep it to themselves."""
+        if self.placed is None:
+            raise RunError(
+                "with secure sums, clients keep their clusters to themselves",
+                "place clients by their own rows: coterie assign, or the estimator's assign",
+            )
+        return self.placed
+
+    @property
+    def uncertain(self) -> int:
+        """How many clients' clusters are uncertain, as far as that is known."""
+        return self.counted.unsure if self.counted is not None else int((~self.belongs.certain).sum())
 
     @property
     def shares(self) -> Tensor:
@@ -89,7 +117,9 @@ class ClusterModels:
 
     @property
     def labels(self) -> dict[str, int]:
-        """The cluster of each client by name."""
+        """The cluster of each client by name; nothing where clients keep it to themselves."""
+        if self.placed is None:
+            return {}
         return dict(zip(self.names.tolist(), self.placed.label.tolist(), strict=True))
 
     # -- the run folder -----------------------------------------------------------------------------------------------
@@ -112,9 +142,10 @@ class ClusterModels:
         said = stored.words(StoredWords)
         model = stored.model(said, module)
         theta = stored.tensor("theta", None, model.n_parameters, dtype=model.dtype)
-        names, placed = _read_clients(folder / "clients.parquet", len(theta))
+        names, placed = _read_clients(folder / "clients.parquet", len(theta), document)
         descended = _read_descended(folder, names, model) if document["method"] == "moment-descent" else None
-        found = cls(model, stored.scaling(said.schema_, said.degree), theta, names, placed, descended)
+        counted = None if placed is not None else _read_counted(document, len(theta))
+        found = cls(model, stored.scaling(said.schema_, said.degree), theta, names, placed, descended, counted)
         return found, said.schema_
 
     def results(self, fitted: Fitted) -> dict[str, Any]:
@@ -125,7 +156,7 @@ class ClusterModels:
             "counted": fitted.extra.get("counted"),
             "cluster_sizes": self.sizes,
             "chosen_run": 0 if chosen is None else fitted.options.clusters.n_init,
-            "uncertain_clients": int((~self.placed.certain).sum()) if self.placed.knows_errors else None,
+            "uncertain_clients": self.uncertain if self.placed is None or self.placed.knows_errors else None,
             "profiles": self._profiles(fitted.schema),
             "coefficients": cluster_coefficients(self.model, self.theta, fitted.schema, self.scaling),
             "anchors": None if self.descended is None else self.descended.anchors.tolist(),
@@ -143,7 +174,9 @@ class ClusterModels:
         }
 
     def clients(self, fitted: Fitted) -> dict[str, Any]:
-        """Where clients belong, and a map of them."""
+        """Where clients belong, and a map of them; nothing where they keep it to themselves."""
+        if self.placed is None:
+            return {}
         x, y = _map(self.placed, self.model.loss)
         certain = {"certain": self.placed.certain.numpy()} if self.placed.knows_errors else {}
         return {
@@ -185,7 +218,23 @@ def _map(found: Placed, loss: Loss) -> tuple[np.ndarray, np.ndarray]:
     return across[:, 0], second
 
 
-def _read_clients(path: Path, n_clusters: int) -> tuple[np.ndarray, Placed]:
+class _Results(Said):
+    cluster_sizes: list[int]
+    uncertain_clients: int | None = None
+
+
+def _read_counted(document: Mapping[str, Any], n_clusters: int) -> Counted:
+    """What a run with secure sums says of its clusters."""
+    said = checked(_Results, document["results"], "what the run says of its clusters", "start the run again")
+    if len(said.cluster_sizes) != n_clusters or min(said.cluster_sizes) < 0:
+        raise RunError(f"the run counts clients of other clusters than its {n_clusters}", "start the run again")
+    return Counted(torch.tensor(said.cluster_sizes), said.uncertain_clients or 0)
+
+
+def _read_clients(path: Path, n_clusters: int, document: Mapping[str, Any]) -> tuple[np.ndarray, Placed | None]:
+    secure = bool(document.get("config", {}).get("secure", False))
+    if secure:
+        return _read_names(path), None
     columns = ("client", "label", "margin", "margin_error", "rows_train")
     table = checked_table(path)
     if table is None or (missing := [name for name in columns if name not in table.column_names]):
@@ -200,10 +249,21 @@ def _read_clients(path: Path, n_clusters: int) -> tuple[np.ndarray, Placed]:
     unknown = torch.full((len(label), n_clusters), torch.nan, dtype=torch.float64)
     parts = (torch.from_numpy(values.copy()) for values in (label, margin, error, rows))
     first, *others = parts
+    return _names(path, table), Placed(first, unknown, *others)
+
+
+def _read_names(path: Path) -> np.ndarray:
+    table = checked_table(path)
+    if table is None or "client" not in table.column_names:
+        raise RunError(f"'{path}' does not say who the clients are", "start the run again with `coterie fit`")
+    return _names(path, table)
+
+
+def _names(path: Path, table: pa.Table) -> np.ndarray:
     names = table["client"].to_pylist()
     if None in names or len(set(names)) < len(names):
         raise RunError(f"'{path}' has clients without a name, or with the same", "start the run again")
-    return np.asarray(names, dtype=str), Placed(first, unknown, *others)
+    return np.asarray(names, dtype=str)
 
 
 class _Info(Said):

@@ -15,11 +15,11 @@ from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
-from coterie.evaluate import Measured, Placed, measure_placed_ask, place_ask
+from coterie.evaluate import Measured, measure_placed_ask, measured_in, place_ask, place_together_ask
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import Beside, as_placed, fedavg_program, measure_beside, run_beside
 from coterie.methods.choosing import best_start, first_bound, number_of_clusters
-from coterie.methods.cluster_models import ClusterModels, Descended
+from coterie.methods.cluster_models import ClusterModels, Counted, Descended
 from coterie.methods.linear.newton import newton_clusters
 from coterie.methods.measuring import Entry
 from coterie.methods.predictions import Population, more_ask, predicted
@@ -50,26 +50,33 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     train = {"ifca": _train_ifca, "moment-descent": _train_moment_descent, "fedavg": _train_fedavg}[options.method]
     done = train(session, made, given.start)
     name = (options.method, _title(options, len(done.theta)))
-    entry = _entry(made, done.theta)
+    entry = _entry(session, made, done.theta)
     outcome, scores, per_client, _ = measure_beside(
         session, made, entry, name, done.beside, unknown=lambda _: done.theta
     )
     assert outcome.learnt is not None
-    found = as_placed(outcome.learnt, made.rows)
-    models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended)
+    found, counted = None, None
+    if options.secure:
+        counted = Counted(outcome.learnt["count"], int(outcome.learnt["unsure"]))
+    else:
+        found = as_placed(outcome.learnt, made.rows)
+    models = ClusterModels(made.model, made.scaling, done.theta, clients.names, found, done.descended, counted)
     population = Population(done.theta, models.shares, parameters=done.theta.numel())
     told = predicted(session, made, entry, outcome, population)
     extra = {"chosen_run": done.chosen_run, "counted": done.counted, **told.extra}
-    warnings = _warnings(done.theta, found, options, diverged_because(done.rounds))
+    warnings = _warnings(models, options, diverged_because(done.rounds))
     per_client |= told.per_client
     return Fitted(options, clients.schema, models, told.of(scores), per_client, done.rounds, warnings, extra)
 
 
-def _entry(made: Prepared, theta: Tensor) -> Entry:
+def _entry(session: Session, made: Prepared, theta: Tensor) -> Entry:
     """Place clients by rows that they show, and judge the model that each is placed at."""
     learn, judge = place_ask(made.model, theta), measure_placed_ask(made.model, theta)
+    if session.options.secure:
+        learn = place_together_ask(made.model, theta)
+        return Entry(0, judge, learn, measured_in, more=more_ask(session, made, judge))
     learn = replace(learn, fold={**learn.fold, "metric": Stack()})
-    return Entry(0, judge, learn, _measured, more=more_ask(made, judge))
+    return Entry(0, judge, learn, _measured, more=more_ask(session, made, judge))
 
 
 def _measured(got: Replies) -> Measured:
@@ -114,11 +121,12 @@ def _train_outcome(session: Session, made: Prepared, model: Dense) -> _Trained:
 def _ifca(session: Session, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
     t, c, k = session.options.training, session.options.clusters, session.options.n_clusters
     assert k is not None
+    patience = 0 if session.options.secure else c.patience  # a cluster is reseeded from a client's own model
     return partial(
         ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
         seed=seed, averaging=c.averaging, training=made.training, decay=t.decay, weighting=t.weighting or "clients",
         average_over=c.average_over, shared_layers=c.shared_layers, soft=c.soft,
-        temperature=c.temperature, start=begin, patience=c.patience, resample=c.resample, tol=t.tol, robust=t.robust,
+        temperature=c.temperature, start=begin, patience=patience, resample=c.resample, tol=t.tol, robust=t.robust,
     )  # fmt: skip
 
 
@@ -245,24 +253,24 @@ def _clusters(k: int) -> str:
     return f"{k} cluster{'s' * (k > 1)}"
 
 
-def _warnings(theta: Tensor, found: Placed, options: FitOptions, because: str) -> list[str]:
-    out = []
-    diverged = int((~(theta.isfinite().all(1) & found.losses.isfinite().any(0))).sum())
+def _warnings(models: ClusterModels, options: FitOptions, because: str) -> list[str]:
+    out, theta, found = [], models.theta, models.placed
+    sound = theta.isfinite().all(1)
+    diverged = int((~(sound if found is None else sound & found.losses.isfinite().any(0))).sum())
     if diverged:
         out.append(f"{diverged} of {len(theta)} models diverged: {because}")
     if options.method == "fedavg":
         return out
     if options.n_clusters is not None and len(theta) < options.n_clusters:
         out.append(f"found {len(theta)} clusters instead of {options.n_clusters}: too few clients can be anchors")
-    if len(theta) > 1 and not found.knows_errors:
+    if len(theta) > 1 and found is not None and not found.knows_errors:
         out.append(
             "how certain clusters are is not known: it takes rows, and site summaries hold sums of products only"
         )
-    unsure = int((~found.certain).sum())
+    unsure, sizes = models.uncertain, models.sizes
     if unsure:
-        out.append(f"uncertain cluster for {unsure} of {len(found.label)} clients: margin within two standard errors")
-    sizes = torch.bincount(found.label, minlength=len(theta))
-    empty = int((sizes == 0).sum())
+        out.append(f"uncertain cluster for {unsure} of {len(models.names)} clients: margin within two standard errors")
+    empty = sizes.count(0)
     if empty:
         way_out = "ask for fewer clusters" + (", or for more starts (n_init)" if options.method == "ifca" else "")
         out.append(f"{empty} of {len(sizes)} clusters are empty: {way_out}")

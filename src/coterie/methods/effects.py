@@ -179,7 +179,7 @@ def train_effects(session: Session, clients: Clients, given: Given) -> Fitted:
     found = _from_prior(made, options.method, *done.states[0])
     assert isinstance(found.fit, FromPrior)
     judge, name = found.judge_ask(), (options.method, _title(found.fit))
-    entry = Entry(0, judge, found.learn_ask(), more=more_ask(made, judge))
+    entry = Entry(0, judge, found.learn_ask(), more=more_ask(session, made, judge))
     start = found.fit.start
     outcome, scores, per_client, one = measure_beside(
         session, made, entry, name, beside,

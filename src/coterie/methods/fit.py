@@ -15,6 +15,7 @@ from coterie.methods.families import family_of
 from coterie.methods.from_sums import check_sums
 from coterie.methods.outcomes import check_outcome
 from coterie.methods.predictions import check_predictions
+from coterie.methods.secure import check_secure
 from coterie.methods.session import Session, Watch
 from coterie.models import Model
 from coterie.participation import Clock
@@ -66,6 +67,7 @@ def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None
     check_outcome(clients, options, given)
     check_sums(clients, options, given)
     check_predictions(clients, options)
+    check_secure(clients, options)
     family_of(options.method).check(clients, options, given)
 
 
@@ -74,4 +76,6 @@ def train(clients: Clients, session: Session, given: Given = Given()) -> Fitted:
     began = time.perf_counter()
     fitted = family_of(session.options.method).train(session, clients, given)
     warnings = [*fitted.warnings, *session.remarks()]
+    if session.options.secure:
+        fitted = replace(fitted, extra={**fitted.extra, "secure": session.secured()})
     return replace(fitted, warnings=warnings, seconds=time.perf_counter() - began, traffic=session.traffic)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.data.ragged import Ragged
 from coterie.data.remote import RemoteRows
-from coterie.evaluate import Measured, target_ask
+from coterie.evaluate import Measured, measured_in, summed, target_ask
 from coterie.methods.base import Score
 from coterie.methods.session import Answered, On, Prepared, Session
 from coterie.models.outcomes import metric_of
@@ -86,6 +86,8 @@ class Outcome:
 
 def measure(session: Session, made: Prepared, entries: Sequence[Entry], private: Any = None) -> list[Outcome]:
     """Measure all entries in one message; `private` is what clients keep of the runs that it is about."""
+    if session.options.secure:
+        entries = [replace(entry, judge=summed(entry.judge)) for entry in entries]
     parts = {"train": On(made.rows, _first(made, entries), private)}
     if made.test is not None:
         parts["test"] = On(made.test, _then(made, entries), after=0)
@@ -132,7 +134,7 @@ def _targets(made: Prepared) -> dict[int, Ask]:
 def _outcome(entry: Entry, sides: dict[str, Answered], variance: dict[str, float]) -> Outcome:
     at, train = slot(entry.run, 1), sides["train"]
     learnt = train.replies.get(entry.run) if entry.learn is not None else None
-    found: dict[str, Any] = {side: Measured(**got[at].values) for side, got in sides.items() if at in got.replies}
+    found: dict[str, Any] = {side: measured_in(got[at]) for side, got in sides.items() if at in got.replies}
     if entry.judged is not None and learnt is not None:
         found["train"] = entry.judged(learnt)
     more, mixed = (

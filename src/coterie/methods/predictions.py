@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.intervals import calibrate_ask, cover_ask, pooled_quantiles
-from coterie.algorithms.probabilities import influence_ask, probabilities_ask
+from coterie.algorithms.probabilities import influence_ask, probabilities_ask, probabilities_together_ask
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.ragged import Ragged
 from coterie.data.stand_ins import StandIns, needs_rows
 from coterie.errors import ConfigError, DataError
-from coterie.evaluate import Measured, measure_mixed_ask, residual_products_ask
+from coterie.evaluate import measure_mixed_ask, measured_in, residual_products_ask, summed
 from coterie.methods.base import Score
 from coterie.methods.intervals import COVERAGE, LEVELS, How, Intervals, client_noise, normal_quantile
 from coterie.methods.measuring import Entry, Outcome, metric, overall
@@ -122,9 +122,11 @@ def population_of(models: Personal, **more: Any) -> Population | None:
     return Population(models.population[None], torch.ones(1, dtype=torch.float64), **more)
 
 
-def more_ask(made: Prepared, judge: Ask) -> Ask | None:
+def more_ask(session: Session, made: Prepared, judge: Ask) -> Ask | None:
     """What else is asked when models are judged: of classes, what probabilities are worth."""
-    return probabilities_ask(judge) if made.model.loss == "cross_entropy" else None
+    if made.model.loss != "cross_entropy":
+        return None
+    return probabilities_together_ask(judge) if session.options.secure else probabilities_ask(judge)
 
 
 def predicted(
@@ -167,26 +169,29 @@ def _exchange(
 def _of_classes(
     session: Session, made: Prepared, entry: Entry, outcome: Outcome, population: Population | None
 ) -> Predicted:
-    at = slot(entry.run, 2)
-    asks: dict[str, dict[int, Ask]] = {
-        side: {at: influence_ask(entry.judge, told["counts"])} for side, told in outcome.more.items()
-    }
+    at, secure = slot(entry.run, 2), session.options.secure
+    asks: dict[str, dict[int, Ask]] = {}
+    if not secure:  # which is of single clients
+        asks = {side: {at: influence_ask(entry.judge, told["counts"])} for side, told in outcome.more.items()}
     if population is not None and made.newcomers is not None:
         judge = population.ask(made)
-        asks.setdefault("new", {}).update({_RUN: judge, slot(_RUN, 1): probabilities_ask(judge)})
+        more = more_ask(session, made, judge)
+        assert more is not None
+        asks.setdefault("new", {}).update({_RUN: summed(judge) if secure else judge, slot(_RUN, 1): more})
     got = _exchange(session, made, entry, outcome.private, asks)
     how: dict[str, Any] = {"seed": made.seed, "threshold": made.model.threshold}
     found = {}
     for side, told in outcome.more.items():
         measured = getattr(outcome, side)
-        found[side] = class_measures(told, measured, got[side][at]["influence"].double(), **how)
+        influence = None if secure else got[side][at]["influence"].double()
+        found[side] = class_measures(told, measured, influence, **how)
     unlabelled = None
     if "new" in got and _RUN in got["new"].replies:
-        measured = Measured(**got["new"][_RUN].values)
+        measured = measured_in(got["new"][_RUN])
         found["unlabelled"] = class_measures(got["new"][slot(_RUN, 1)], measured, None, **how)
         unlabelled = overall(made, measured)
     per_client = {}
-    if "test" in outcome.more:
+    if "test" in outcome.more and not secure:
         assert outcome.test is not None
         per_client = client_measures(outcome.more["test"], outcome.test)
     return Predicted({"probabilities": found} if found else {}, per_client, unlabelled)
@@ -214,7 +219,8 @@ def _of_numbers(
         unlabelled = float(metric(made, population.squares(mixed["new"], "row")))
     extra: dict[str, Any] = {"intervals": intervals}
     per_client: dict[str, Tensor] = {}
-    if not isinstance(made.rows, StandIns) and (made.test is not None or made.newcomers is not None):
+    told = not session.options.secure and not isinstance(made.rows, StandIns)  # what clients' own intervals cover
+    if told and (made.test is not None or made.newcomers is not None):
         extra["coverage"], per_client = _covered(
             session, made, entry, outcome, population, intervals, coverage or COVERAGE, uncertain
         )
@@ -237,7 +243,9 @@ def _intervals(
     at_new = common
     if population is not None and population.noise is None:
         at_new = float(population.squares(mixed["train"], "client"))  # clients count alike: the next is as one of them
-    found = Intervals(made.rows.names, client_noise(squares, rows, common), at_new)
+    everyone = len(squares) == len(made.rows.names)  # else all clients are one, and have the same noise
+    noise = client_noise(squares, rows, common) if everyone else torch.full((len(made.rows.names),), common).double()
+    found = Intervals(made.rows.names, noise, at_new)
     if told is None:
         return found
     pooled = {run: pooled_quantiles(told[run]["shares"], float(told[run]["there"]), levels) for run in told.replies}

@@ -46,10 +46,11 @@ def class_measures(
     threshold : float
         That classes were decided by.
     """
-    counts, confusion, own = told["counts"].double(), told["confusion"], _named(told["own"])
+    counts, confusion, own = told["counts"].double(), told["confusion"], _own(told)
     found, rows = ranked(counts), own["rows"]
     within = Resampled(rows, seed)
-    out: dict[str, Any] = {"rows": int(rows.sum()), "clients": int((rows > 0).sum())}
+    there = int(told["there"]) if "there" in told.values else int((rows > 0).sum())
+    out: dict[str, Any] = {"rows": int(rows.sum()), "clients": there}
     out["accuracy"] = within.mean(measured.metric.double())
     out["base_rate"] = {"value": float(confusion.sum(1).max() / confusion.sum().clamp(min=1))}
     areas = {"auroc": found.auroc, "average_precision": found.average_precision}
@@ -149,6 +150,13 @@ def client_measures(told: Replies, measured: Measured) -> dict[str, Tensor]:
         out[f"{name}_low"], out[f"{name}_high"] = (own[name] + side * _Z * own[f"{name}_error"] for side in (-1, 1))
         out[f"{name}_low"] = out[f"{name}_low"].clamp(min=0)
     return {name: torch.where(own["rows"] > 0, value, torch.nan) for name, value in out.items()}
+
+
+def _own(told: Replies) -> dict[str, Tensor]:
+    """What clients say of their own rows, by name; or all of them together, as one.  [M]"""
+    if "own" in told.values:
+        return _named(told["own"])
+    return {name: told[name].double().reshape(1) for name in ("rows", "log_loss", "brier")}
 
 
 def _named(own: Tensor) -> dict[str, Tensor]:

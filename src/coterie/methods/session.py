@@ -36,6 +36,7 @@ from coterie.models import Dense, Loss, Model, Network
 from coterie.models.outcomes import OUTCOMES, outcome_of
 from coterie.participation import Clock, Everyone, Participation, Sampled
 from coterie.protocol import Ask, Replies, Tensors
+from coterie.secure.in_memory import NodesInMemory
 
 __all__ = [
     "Answered", "On", "Phase", "Prepared", "Session", "Watch", "has_closed_form", "learnt_scaling", "model_for",
@@ -138,6 +139,8 @@ class Session:
         Clients whose answers did not count, in some message -> why.
     of : mapping
         Whose checkpoints these are: the run, and its data. They say so, and those of others are refused.
+    nodes : NodesInMemory
+        Who adds up securely, where the options say so and clients are here.
     """
 
     options: FitOptions = field(default_factory=default_options)
@@ -147,6 +150,7 @@ class Session:
     traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
     left_out: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     of: Mapping[str, str] = field(default_factory=dict)
+    nodes: NodesInMemory = field(default_factory=NodesInMemory, repr=False, compare=False)
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -193,13 +197,18 @@ class Session:
         names = sorted(self.left_out)
         return left_out_text(names, {at: self.left_out[name] for at, name in enumerate(names)})
 
+    def secured(self) -> dict[str, Any]:
+        """What secure sums have cost, and who dropped out of them."""
+        return self.nodes.cost.said()
+
     def engine(self, rows: Ragged, *, asks: bool = False) -> AnyEngine:
         """What answers for these rows: one that is run, with what its clients keep; and beside it one that is asked.
 
         Those that were used last are kept, and those that run now in any case: their clients' state is needed.
         """
         key = (id(rows), asks)  # an engine keeps its rows, so that no others have their number
-        engine = self._engines.pop(key, None) or engine_for(rows)
+        how = {"nodes": self.nodes} if self.options.secure else {}
+        engine = self._engines.pop(key, None) or engine_for(rows, **how)
         self._engines[key] = engine
         idle = [known for known in self._engines if known not in self._running]
         for known in idle[: max(0, len(idle) - _READY)]:
@@ -372,7 +381,7 @@ def _with_kernel(session: Session, model: Network, rows: Ragged) -> Network:
 def _safe_step_size(session: Session, model: Model, rows: Ragged) -> float:
     if not isinstance(model, Dense) or not model.is_linear or model.loss in OUTCOMES:  # these need none
         return 0.1
-    program = partial(preparation.safe_step_size, model=model)
+    program = partial(preparation.safe_step_size, model=model, fine=session.options.secure)
     bound = session.run("step size", rows, [program], preparation.Steepness, 1).states[0].value
     return preparation.steepness(model, bound)
 

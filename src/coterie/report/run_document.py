@@ -289,6 +289,20 @@ class Why(Said):
     chosen: str | None = None
 
 
+class Secured(Said):
+    """What secure sums have cost, and who dropped out of how many."""
+
+    nodes: Count
+    threshold: Count
+    sums: Count
+    exchanges: Count
+    messages: Count
+    bytes_up: Count
+    bytes_down: Count
+    seconds: float
+    dropped: dict[Name, Count]
+
+
 class Results(Said):
     """What a run found."""
 
@@ -308,6 +322,7 @@ class Results(Said):
     messages: Count | None = None
     bytes_up: Count | None = None
     bytes_down: Count | None = None
+    secure: Secured | None = None
     n_components: Parts | None = None
     components_choice: Choice | None = None
     c_lambda: float | Literal["common"] | None = None

@@ -49,11 +49,12 @@ def clients(run: Run) -> Section | None:
 
 
 def traffic(run: Run) -> Section | None:
-    """Say how many bytes went up and down."""
-    drawn, words = figures.bytes_by_round(run)
-    if not words:
+    """Say how many bytes went up and down, and what secure sums took of them."""
+    (drawn, words), secure = figures.bytes_by_round(run), summary.secured(run)
+    if not words and not secure:
         return None
-    return section("traffic", "Communication", run=run, figure=drawn, words=words, facts=summary.traffic(run))
+    facts = summary.traffic(run)
+    return section("traffic", "Communication", run=run, figure=drawn, words=words, facts=facts, secure=secure)
 
 
 def events(run: Run) -> Section | None:

@@ -11,7 +11,7 @@ from coterie.registry import METHODS
 from coterie.report.numbers import count, fixed, human_bytes, human_seconds
 from coterie.report.run_folder import Run, number
 
-__all__ = ["Comparison", "Fact", "comparison", "facts", "headline", "method_name", "started"]
+__all__ = ["Comparison", "Fact", "comparison", "facts", "headline", "method_name", "secured", "started"]
 
 _SCORES = {
     "test": "held-out rows", "train": "training rows", "new_clients": "new clients",
@@ -187,6 +187,21 @@ def traffic(run: Run) -> list[Fact]:
         if values or total is not None:
             out.append(Fact(name, human_bytes(sum(values) if total is None else total), note))
     return out
+
+
+def secured(run: Run) -> str | None:
+    """What secure sums have cost, and who dropped out of them, in words."""
+    cost = run.results.get("secure")
+    if not cost:
+        return None
+    said = (
+        f"Nodes added up securely: {_plural(cost['sums'], 'sum')} over up to {_plural(cost['nodes'], 'node')}, of which "
+        f"{count(cost['threshold'])} had to stay to the end, with {_plural(cost['exchanges'], 'exchange')} of keys. It took "
+        f"{human_bytes(cost['bytes_up'])} up and {human_bytes(cost['bytes_down'])} down, and "
+        f"{human_seconds(cost['seconds'])}."
+    )
+    gone = [f"{name} ({_plural(n, 'sum')})" for name, n in cost["dropped"].items()]
+    return said + (f" Dropped out: {', '.join(gone)}." if gone else " Nobody dropped out.")
 
 
 def _methods(run: Run) -> list[Mapping[str, Any]]:

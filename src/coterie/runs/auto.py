@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
-from coterie.errors import CoterieError, RunError
+from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.methods.session import Watch
 from coterie.report.comparison import read_comparison
 from coterie.runs.comparison import about, keeping_answers, write_comparison
@@ -36,6 +36,11 @@ def settled_run(
     `begun` is told that there is a run folder.
     """
     check_options(chosen)
+    if chosen.secure:
+        raise ConfigError(
+            "method auto compares structures by scores of single clients, which secure sums do not tell",
+            "name a --method, such as shrunk with --set prior.spread=diagonal",
+        )
     with holding(folder):
         if _is_settled(folder, chosen):
             return read_options(folder)

@@ -115,7 +115,7 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
     found = {
         "methods": [asdict(score) for score in fitted.scores],
         **fitted.models.results(fitted),
-        **{name: fitted.extra[name] for name in ("probabilities", "coverage") if name in fitted.extra},
+        **{name: fitted.extra[name] for name in ("probabilities", "coverage", "secure") if name in fitted.extra},
         "warnings": fitted.warnings,
         "events": events(fitted.rounds),
         **({} if fitted.traffic is None else vars(fitted.traffic)),

@@ -51,7 +51,7 @@ def demo_clients(seed: int) -> Clients:
 
 def demo_results(seed: int, found: ClusterModels) -> dict[str, Any]:
     """How well the groups were found, which nobody but the demo can know."""
-    return {"adjusted_rand": adjusted_rand(found.placed.label, _rotated(seed).truth)}
+    return {"adjusted_rand": adjusted_rand(found.belongs.label, _rotated(seed).truth)}
 
 
 def _rotated(seed: int) -> Rotated:

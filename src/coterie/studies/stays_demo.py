@@ -47,4 +47,4 @@ def write_stays(path: Path, seed: int) -> None:
 
 def demo_results(found: ClusterModels) -> dict[str, Any]:
     """How well the groups were found, which nobody but the demo can know."""
-    return {"adjusted_rand": adjusted_rand(found.placed.label, torch.arange(_CLIENTS) % len(_EFFECTS))}
+    return {"adjusted_rand": adjusted_rand(found.belongs.label, torch.arange(_CLIENTS) % len(_EFFECTS))}

@@ -30,9 +30,9 @@ from coterie.engines.flower.client import answered
 from coterie.engines.flower.connect import connect
 from coterie.engines.flower.ledger import FILE as LEDGER
 from coterie.engines.flower.ledger import read_ledger
-from coterie.engines.flower.messages import Hello, Refusal
+from coterie.engines.flower.messages import Hello, Refusal, Secure
 from coterie.engines.flower.node_data import node_data
-from coterie.engines.flower.policy_file import Policy, Run, read_policy
+from coterie.engines.flower.policy_file import Policy, Run, SecureSums, read_policy
 from coterie.engines.flower.question_log import FILE as LOG
 from coterie.engines.flower.question_log import Entry, entries, write
 from coterie.engines.flower.strategies import CoterieStrategy
@@ -71,13 +71,21 @@ def test_a_run_that_does_not_say_its_method_is_refused_where_methods_are_listed(
         victim.asked(Hello("run"))
 
 
-def test_a_masked_sum_may_leave_where_only_masked_ones_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.protocol.Sum.masked", True, raising=False)
-    victim = Victim(tmp_path, policy="secure = true\n")
-    victim.asked(question(sums(), EVERY))
-    assert entries(state(victim))[0][-1].fields == {"sum": "masked"}
+def test_only_masked_sums_leave_where_the_policy_says_so(tmp_path: Path) -> None:
+    victim = Victim(tmp_path, policy="[secure]\nonly = true\n")
+    with pytest.raises(Refused, match="'sum' of 'column_sums' would leave unmasked"):
+        victim.asked(question(sums(), EVERY))
     with pytest.raises(Refused, match="'lot' of 'answer_to' would leave unmasked"):
         victim.asked(question(lots(), EVERY))
+    mask = Secure("mask", "run", "0" * 32)
+    with pytest.raises(Refused, match="'lot' of 'answer_to' would leave unmasked"):
+        victim.asked(replace(question(lots(), EVERY), secure=mask))  # no secure sum hides it
+    with pytest.raises(Refused, match="has no keys of this exchange"):
+        victim.asked(replace(question(sums(), EVERY), secure=mask))
+    lines = entries(state(victim))[0]
+    assert [line.fields for line in lines] == [{"sum": "sum"}, *[{"lot": "individual"}] * 2, {"sum": "masked"}]
+    assert all(line.refused and not line.bytes for line in lines)
+    assert read_ledger(state(victim)).questions == 0
 
 
 def test_only_clients_with_enough_rows_are_told_of(tmp_path: Path) -> None:
@@ -322,7 +330,7 @@ def test_a_run_that_had_to_wait_is_repeated_under_its_name(waiting: MemoryGrid, 
 def test_a_fit_that_all_nodes_refuse_ends_with_a_sentence(tmp_path: Path) -> None:
     grid = MemoryGrid(dealt(federation((5, 3, 7, 8)).rows, tmp_path, nodes=2))
     for address, node in grid.nodes.items():
-        grid.nodes[address] = replace(node, policy=Policy(secure=True))
+        grid.nodes[address] = replace(node, policy=Policy(secure=SecureSums(only=True)))
     strategy = CoterieStrategy("fedavg", training={"rounds": 1}, data={"test_size": 0.0})
     with (
         pytest.warns(NodeWarning, match="is refused: .* this node sends masked sums only"),

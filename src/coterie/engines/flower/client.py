@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,12 @@ from coterie.engines.flower.incoming import check_batch, check_hello, check_room
 from coterie.engines.flower.log_lines import lines_of
 from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Introduction, Question, Refusal, Reply
 from coterie.engines.flower.policy import charge, check_asks, check_method, check_rows
-from coterie.engines.flower.policy_file import Policy
+from coterie.engines.flower.policy_file import Policy, SecureSums
 from coterie.engines.flower.question_log import Entry, write
+from coterie.engines.flower.secure_node import check_keys, exchanged, masked, question_of
 from coterie.engines.flower.state import Private, PrivateFiles, run_word, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
+from coterie.engines.secure import arrays_of, shaped
 from coterie.engines.worker import Worker
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.protocol import Tensors
@@ -136,7 +139,8 @@ def _checked(asked: object) -> Hello | Batch:
 
 def _replied(asked: Hello | Batch, holding: NodeData, address: int) -> Introduction | Reply:
     if isinstance(asked, Batch):
-        return _reply(asked, holding)
+        exchanges = asked.secure is not None and asked.secure.step != "mask"
+        return _exchanged(asked, holding) if exchanges else _reply(asked, holding)
     _admit(asked.run, holding)
     return Identity.of(holding.folder).introduced(_introduce(holding), asked, address)
 
@@ -163,7 +167,7 @@ def refuse_mods(app: ClientApp) -> None:
         if name in _MASKING:
             raise ConfigError(
                 f"the app has Flower's '{name}', which does not mask coterie's messages",
-                "remove it from this app; coterie has no secure aggregation yet",
+                "remove it from this app, and run with --secure: see docs/secure-sums.md",
             )
 
 
@@ -287,6 +291,7 @@ def _memory(rows: Ragged | None) -> int:
 # -- questions --------------------------------------------------------------------------------------------------------
 def _reply(asked: Batch, holding: NodeData) -> Reply:
     """Answer one question after the other; what clients keep may be passed on from one to the next."""
+    secure, arrays = asked.secure, dict[str, Any]()
     _refuse(asked, holding)
     for question in asked.questions:
         _files(holding, question.run).tidy(question.state)
@@ -294,12 +299,29 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
     for question in asked.questions:
         files = _files(holding, question.run)
         private, lost = files.load(question.state) if question.after is None else (left[question.after], False)
-        answer, kept = _answer(question, holding, private)
+        answer, kept, adds = _answer(question, holding, private, secure=secure is not None)
+        arrays |= {f"{len(answers)}:{name}": value for name, value in adds.items()}
         if answer.kept:
             files.keep(question.state, kept)
         answers.append(replace(answer, lost=lost))
         left.append(kept)
-    return Reply(holding.name, tuple(answers))
+    if secure is None:
+        return Reply(holding.name, tuple(answers))
+    word = question_of(asked.questions)
+    return Reply(holding.name, tuple(answers), masked(secure, word, arrays, *_keys(holding, secure.run)))
+
+
+def _exchanged(asked: Batch, holding: NodeData) -> Reply:
+    """Do what a secure sum needs beside answers."""
+    assert asked.secure is not None
+    _admit(asked.secure.run, holding)
+    _files(holding, asked.secure.run).begin()
+    return Reply(holding.name, (), exchanged(asked.secure, *_keys(holding, asked.secure.run)))
+
+
+def _keys(holding: NodeData, run: str) -> tuple[str, Path, Identity, SecureSums]:
+    """Where a node has the keys of a run's secure sums, and what these must be."""
+    return holding.name, _files(holding, run).folder, Identity.of(holding.folder), holding.policy.secure
 
 
 def _refuse(asked: Batch, holding: NodeData) -> None:
@@ -308,10 +330,14 @@ def _refuse(asked: Batch, holding: NodeData) -> None:
     for run in runs:
         _admit(run, holding)
     for question in asked.questions:
-        check_asks(question, holding.policy)
+        check_asks(question, holding.policy, asked.secure)
+        if asked.secure is not None and not len(question.ids):
+            raise RunError("a secure sum is of no client of this node", "see docs/secure-sums.md")
     for question in asked.questions:
         about = seen(_data(holding, question.schema)[0], question.part, question.views)
         check_rows(question, about, holding.policy)
+    if asked.secure is not None:
+        check_keys(asked.secure, *_keys(holding, asked.secure.run))
     for run in runs:
         _files(holding, run).begin()
     charge(holding.folder, asked.questions, holding.policy)
@@ -321,17 +347,26 @@ def _files(holding: NodeData, run: str) -> PrivateFiles:
     return PrivateFiles(holding.folder, run, runs=holding.policy.state.runs, days=holding.policy.state.days)
 
 
-def _answer(asked: Question, holding: NodeData, private: Private) -> tuple[Answers, Private]:
+def _answer(
+    asked: Question, holding: NodeData, private: Private, *, secure: bool = False
+) -> tuple[Answers, Private, dict[str, Any]]:
+    """Answer a question.  -> the answer, what clients keep, and, for a secure sum, what this node adds to it"""
     worker = _worker(asked, holding)
     check_room(asked, worker.rows.n_clients)
     worker.least_clients = holding.policy.sums.clients
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
+    told = {at: ask for at, ask in asked.asks.items() if ask.fold}
     answers = worker.answer(asked.asks, asked.ids, asked.bounds)
+    if secure:
+        answers = shaped(worker, asked.asks, answers, asked.ids)
+        keeps = any(ask.fresh for ask in asked.asks.values())  # whether something has changed would tell of clients
+        silent = Answers(asked.state.number, {run: {} for run in answers}, asked.ids, keeps, False)
+        return silent, worker.private, arrays_of(told, answers)
     parts = {run: found.parts for run, found in answers.items()}
     changed = not same(private, worker.private)
     left_out = {run: found.left_out for run, found in answers.items() if found.left_out}
     lengths = {run: found.lengths for run, found in answers.items() if found.lengths}
-    return Answers(asked.state.number, parts, asked.ids, changed, False, left_out, lengths), worker.private
+    return Answers(asked.state.number, parts, asked.ids, changed, False, left_out, lengths), worker.private, {}
 
 
 def _worker(asked: Question, holding: NodeData) -> Worker:

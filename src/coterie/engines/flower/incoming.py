@@ -14,10 +14,23 @@ from torch import Tensor
 
 from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part, Scaled
 from coterie.data.schema import Schema
-from coterie.engines.flower.messages import Answers, Batch, Hello, Introduction, Question, Reply, State
+from coterie.engines.flower.messages import (
+    Answers,
+    Batch,
+    Hello,
+    Introduction,
+    PublicKeys,
+    Question,
+    Reply,
+    Sealed,
+    Secure,
+    State,
+)
 from coterie.errors import RunError
 from coterie.limits import MOST_CLASSES, MOST_FEATURES, MOST_LEVELS, MOST_NAME
 from coterie.protocol import Ask
+from coterie.secure.fixed_point import MOST_NODES
+from coterie.secure.messages import EPOCH
 
 __all__ = [
     "MOST_CLIENTS", "MOST_NAMES", "MOST_ROWS", "check_batch", "check_hello", "check_introduction",
@@ -132,6 +145,11 @@ def check_reply(said: Reply) -> None:
     _want(
         isinstance(said.answers, tuple) and len(said.answers) <= MOST_QUESTIONS, "its answer is malformed: no answers"
     )
+    if (sealed := said.sealed) is not None:
+        _want(isinstance(sealed, Sealed) and _is_places(sealed.places), "its part of a secure sum is malformed")
+        _want(sealed.keys is None or isinstance(sealed.keys, PublicKeys), "its keys for a secure sum are malformed")
+        for value in (sealed.letters, sealed.words):
+            _want(value is None or isinstance(value, Tensor), "its part of a secure sum is malformed")
     for one in said.answers:
         _want(isinstance(one, Answers), f"its answer is malformed: a {type(one).__name__}")
         fits = type(one.number) is int and type(one.kept) is bool and type(one.lost) is bool and _is_ids(one.ids)
@@ -170,6 +188,8 @@ def check_batch(asked: Batch) -> None:
     _want(
         fits and all(isinstance(one, Question) for one in questions), f"it is not at most {MOST_QUESTIONS:,} questions"
     )
+    if asked.secure is not None:
+        _check_secure(asked)
     for number, one in enumerate(questions):
         _want(_is_text(one.run, MOST_NAME), "a question is of no run")
         fits = one.schema is None or _is_text(one.schema, MOST_SCHEMA)
@@ -185,6 +205,35 @@ def check_batch(asked: Batch) -> None:
         _want(fits, f"a question does not have 1 to {MOST_ASKS:,} asks")
         for ask in asks.values():
             _check_ask(ask, len(one.ids))
+
+
+def _check_secure(asked: Batch) -> None:
+    said = asked.secure
+    fits = isinstance(said, Secure) and said.step in ("keys", "letters", "mask", "unmask")
+    _want(fits and bool(asked.questions) == (asked.secure.step == "mask"), "it is no step of a secure sum")  # type: ignore[union-attr]
+    assert isinstance(said, Secure)
+    _want(_is_text(said.run, MOST_NAME), "a secure sum is of no run")
+    digits = (
+        isinstance(said.epoch, str)
+        and len(said.epoch) == 2 * EPOCH
+        and all(c in "0123456789abcdef" for c in said.epoch)
+    )
+    _want(digits, "a secure sum names no exchange of keys")
+    numbers = (said.sums, said.number, said.place, said.n_nodes, said.threshold)
+    _want(all(type(n) is int and 0 <= n <= MOST_NODES for n in numbers), "a secure sum counts what there cannot be")
+    _want(_is_places(said.places) and isinstance(said.neighbours, tuple), "a secure sum is of no nodes")
+    _want(len(said.neighbours) < MOST_NODES, f"a secure sum is of at most {MOST_NODES:,} nodes")
+    for one in said.neighbours:
+        _want(isinstance(one, PublicKeys) and type(one.place) is int and _is_name(one.name), "a neighbour has no keys")
+    letters = said.letters
+    fits = letters is None or (isinstance(letters, Tensor) and letters.dim() == 2 and len(letters) == len(said.places))
+    _want(fits, "letters of a secure sum are none")
+    runs = {one.run for one in asked.questions}
+    _want(runs <= {said.run}, "a secure sum is of several runs")
+
+
+def _is_places(places: Any) -> bool:
+    return isinstance(places, tuple) and len(places) <= MOST_NODES and all(type(n) is int and n >= 0 for n in places)
 
 
 def _check_rows(part: object, views: object) -> None:

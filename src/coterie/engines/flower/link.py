@@ -75,6 +75,7 @@ class Link:
     ) -> None:
         self.grid, self.run, self.timeout, self.poll, self.told = grid, run, timeout, poll, told
         self.nodes: dict[str, Node] = {}  # by name
+        self.sums: Any = None  # how nodes add up securely: a `FlowerSums`
         self.journal: Journal | None = None  # where answers are kept, and found again
         self.refusals: dict[int, str] = {}  # id -> why it could not introduce itself
         self.waiting: dict[int, str] = {}  # id -> that its owner has not approved the run yet
@@ -274,6 +275,8 @@ def _asked(batches: Mapping[str, Batch]) -> str:
     """The client functions that are to be run, in words."""
     questions = [question for batch in batches.values() for question in batch.questions]
     steps = {ask.step.__name__: None for question in questions for ask in question.asks.values()}
+    if not steps:
+        steps = {f"{batch.secure.step} of a secure sum": None for batch in batches.values() if batch.secure is not None}
     return ", ".join(steps).replace("_", " ")
 
 

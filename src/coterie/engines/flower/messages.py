@@ -14,12 +14,26 @@ from coterie.protocol import Ask, ByCluster, Limit, Lowest, Mean, Stack, Sum, Te
 from coterie.robust_folds import Trimmed, TrimmedByCluster
 
 __all__ = [
-    "ASK", "FROM_NODES", "HELLO", "PROTOCOL", "Answers", "Batch", "Hello", "Introduction", "Question", "Refusal", "Reply",
+    "ASK",
+    "FROM_NODES",
+    "HELLO",
+    "PROTOCOL",
+    "Answers",
+    "Batch",
+    "Hello",
+    "Introduction",
+    "PublicKeys",
+    "Question",
+    "Refusal",
+    "Reply",
+    "Sealed",
+    "Secure",
     "State",
 ]  # fmt: skip
 
-# 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out; 5: runs wait for approval
-PROTOCOL = 5
+# 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out; 5: runs wait for approval;
+# 6: secure sums
+PROTOCOL = 6
 HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
 
 
@@ -121,10 +135,73 @@ class Question:
 
 @register_value
 @dataclass(frozen=True)
+class PublicKeys:
+    """A node's `coterie.secure.messages.Keys`, as it travels; `place` is the node's among all, -1 where it has none yet."""
+
+    name: str
+    letters: Tensor
+    masks: Tensor
+    seeds: Tensor
+    signer: Tensor
+    signature: Tensor
+    place: int = -1
+
+
+@register_value
+@dataclass(frozen=True)
+class Secure:
+    """What a node is to do for a secure sum: see `coterie.secure.node`.
+
+    Attributes
+    ----------
+    step : str
+        "keys", "letters", "mask" (with the questions of the batch) or "unmask".
+    run, epoch : str
+        The run, and the exchange of keys, in hexadecimal digits.
+    sums, number : int
+        How many sums keys are for, and which of them is meant.
+    place, n_nodes, threshold : int
+        For letters: the node's place among all, how many these are, and the shares that a secret takes.
+    neighbours : tuple of PublicKeys
+        For letters.
+    places : tuple of int
+        Whose letters are handed over, or who is present.
+    letters : Tensor or None
+        A letter a row, once, with the first sum.
+    """
+
+    step: str
+    run: str
+    epoch: str
+    sums: int = 0
+    number: int = 0
+    place: int = 0
+    n_nodes: int = 0
+    threshold: int = 0
+    neighbours: tuple[PublicKeys, ...] = ()
+    places: tuple[int, ...] = ()
+    letters: Tensor | None = None
+
+
+@register_value
+@dataclass(frozen=True)
+class Sealed:
+    """What a node says for a secure sum: its keys, letters, a masked part, or shares."""
+
+    keys: PublicKeys | None = None
+    places: tuple[int, ...] = ()
+    letters: Tensor | None = None
+    layout: list[list[object]] = field(default_factory=list)
+    words: Tensor | None = None
+
+
+@register_value
+@dataclass(frozen=True)
 class Batch:
-    """All that a node is asked in one message, to be answered one after the other."""
+    """All that a node is asked in one message, to be answered one after the other; with `secure`, in one secure sum."""
 
     questions: tuple[Question, ...]
+    secure: Secure | None = None
 
 
 @register_value
@@ -162,10 +239,11 @@ class Answers:
 @register_value
 @dataclass(frozen=True)
 class Reply:
-    """What a node makes of a batch: an answer to each question."""
+    """What a node makes of a batch: an answer to each question; of a secure sum these have no parts."""
 
     node: str
     answers: tuple[Answers, ...]
+    sealed: Sealed | None = None
 
 
 @register_value
@@ -179,7 +257,7 @@ class Refusal:
     waits: bool = False
 
 
-FROM_NODES = (Introduction, Reply, Answers, Refusal)  # all that a server makes of what nodes say
+FROM_NODES = (Introduction, Reply, Answers, Refusal, Sealed, PublicKeys)  # all that a server makes of what nodes say
 
 for _kind in (
     Ask,

@@ -17,7 +17,7 @@ from coterie.data.remote import Cast, Divided, Folded, Part, Scaled, View
 from coterie.engines.flower import registry
 from coterie.engines.flower.divisions import Seen
 from coterie.engines.flower.ledger import Asked, read_ledger, write_ledger
-from coterie.engines.flower.messages import Question
+from coterie.engines.flower.messages import Question, Secure
 from coterie.engines.flower.node_lock import alone
 from coterie.engines.flower.policy_file import Patterns, Policy, Sums
 from coterie.engines.flower.protections import epsilon_of, has_noise, is_masked
@@ -42,8 +42,18 @@ def check_method(method: str, policy: Policy) -> None:
         raise RunError(f"the run {said}, and this node allows {_listed(policy.run.methods)}", _POLICY)
 
 
-def check_asks(question: Question, policy: Policy) -> None:
-    """Refuse what no client function lets leave, and what the policy does not, before rows are read."""
+def check_asks(question: Question, policy: Policy, secure: Secure | None = None) -> None:
+    """Refuse what no client function lets leave, and what the policy does not, before rows are read.
+
+    Parameters
+    ----------
+    question : Question
+        What is asked.
+    policy : Policy
+        Of the node.
+    secure : Secure, optional
+        The secure sum that the answers are to leave in.
+    """
     for ask in question.asks.values():
         _check_function(ask, policy.run.functions)
         plain = plainly(ask)
@@ -55,7 +65,7 @@ def check_asks(question: Question, policy: Policy) -> None:
         why = _not_revealed(ask) if ask.step is reveal else not_declared(plain)
         if why is not None:
             raise RunError(why, _POLICY)
-        _check_fields(ask, policy)
+        _check_fields(ask, policy, secure)
 
 
 def _check_function(ask: Ask, allowed: Patterns) -> None:
@@ -64,7 +74,7 @@ def _check_function(ask: Ask, allowed: Patterns) -> None:
         raise RunError(f"'{name}' is not a client function that this node allows: {_listed(allowed)}", _POLICY)
 
 
-def _check_fields(ask: Ask, policy: Policy) -> None:
+def _check_fields(ask: Ask, policy: Policy, secure: Secure | None) -> None:
     """Refuse values of single clients that are to stay, what is not masked, and what has no noise, where that is wanted."""
     name, allowed = ask.step.__name__, policy.individual.fields
     for field, how in ask.fold.items():
@@ -73,8 +83,15 @@ def _check_fields(ask: Ask, policy: Policy) -> None:
                 f"'{field}' of '{name}' would leave for each client, and this node lets {_listed(allowed)} leave so",
                 _POLICY,
             )
-        if policy.secure and not is_masked(how):
-            raise RunError(f"'{field}' of '{name}' would leave unmasked, and this node sends masked sums only", _POLICY)
+        if policy.secure.only and not is_masked(how, secure):
+            raise RunError(
+                f"'{field}' of '{name}' would leave unmasked, and this node sends masked sums only",
+                "run with --secure; see docs/secure-sums.md",
+            )
+        if secure is not None and how.individual:
+            raise RunError(
+                f"'{field}' of '{name}' is clients' own values, and no secure sum has these", "see docs/secure-sums.md"
+            )
     if policy.budget.epsilon_required and ask.fold and not has_noise(ask):
         raise RunError(
             f"'{name}' would be answered without noise, and this node wants noise in all that leaves", _POLICY

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from coterie.errors import ConfigError
 from coterie.limits import MOST_CONFIG_BYTES
 
-__all__ = ["Budget", "Data", "Individual", "Policy", "Run", "Sums", "WholeClients", "read_policy"]
+__all__ = ["Budget", "Data", "Individual", "Policy", "Run", "SecureSums", "Sums", "WholeClients", "read_policy"]
 
 Patterns = tuple[str, ...]  # names; * stands for any letters
 
@@ -71,6 +71,14 @@ class Budget(_Section):
     epsilon_required: bool = False  # whether answers without noise, which have no epsilon, are refused
 
 
+class SecureSums(_Section):
+    """What secure sums must be, and whether anything else may leave."""
+
+    only: bool = False  # whether only masked sums may leave, once rows were introduced
+    nodes: int = Field(2, ge=2)  # in a sum, at least
+    peers: dict[str, str] = {}  # name -> public key of the nodes that may be in a sum; empty: any
+
+
 class Log(_Section):
     """How much of what was asked is kept."""
 
@@ -87,7 +95,6 @@ class Stored(_Section):
 class Policy(_Section):
     """All that a node's owner may say; without a file, what stands here."""
 
-    secure: bool = False  # whether only masked sums may leave
     clients: WholeClients = WholeClients()
     sums: Sums = Sums()
     individual: Individual = Individual()
@@ -95,6 +102,7 @@ class Policy(_Section):
     data: Data = Data()
     run: Run = Run()
     budget: Budget = Budget()
+    secure: SecureSums = SecureSums()
     log: Log = Log()
     state: Stored = Stored()
 

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hides an answer before it leaves a node, as far as anything does: a policy asks here, and nowhere else."""
 
+from coterie.engines.flower.messages import Secure
 from coterie.protocol import Ask, Fold
 
 __all__ = ["epsilon_of", "has_noise", "is_masked"]
 
 
-def is_masked(how: Fold) -> bool:
-    """Whether what this fold lets leave is masked, so that the server sees the sum over nodes alone. No fold is, yet."""
-    return getattr(how, "masked", False) is True
+def is_masked(how: Fold, secure: Secure | None) -> bool:
+    """Whether what this fold lets leave is masked, so that the server sees the sum over nodes alone.
+
+    Parameters
+    ----------
+    how : Fold
+        Of a field.
+    secure : Secure or None
+        What the message says of a secure sum: all that it asks for leaves in one.
+    """
+    return secure is not None and not how.individual
 
 
 def epsilon_of(ask: Ask) -> float:

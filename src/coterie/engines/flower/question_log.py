@@ -37,7 +37,8 @@ class Entry:
     run, flower, submitter, method : str, int, str, str
         Who asked: coterie's name of the run, Flower's number of it, and what the run says of itself.
     function : str
-        The client function, or "introduction" for the greeting; empty where a message could not be read.
+        The client function, or "introduction" for the greeting; "secure-keys", "secure-letters" and "secure-unmask" are
+        what a secure sum needs beside answers; empty where a message could not be read.
     asks : int
         Asks of the message for this function: several runs in lockstep are several.
     clients : int

@@ -21,13 +21,17 @@ from coterie.engines.flower import NodeWarning
 from coterie.engines.flower.link import Link
 from coterie.engines.flower.messages import Answers, Batch, Question, Reply, State
 from coterie.engines.flower.pieces import Expected, Piece, bytes_of, joined, lengths_in, spoiled
+from coterie.engines.flower.secure_server import FlowerSums
 from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import RemoteState, reveal_ask
 from coterie.engines.screening import Bounds, ClientWarning, bounds_after, left_out_text
-from coterie.engines.worker import completed
+from coterie.engines.secure import answers_of, arrays_of, check_sums_only
+from coterie.engines.worker import Answer, completed
 from coterie.errors import RunError
 from coterie.participation import Clock, Deadline, Everyone, Participants, Participation, WallClock
 from coterie.protocol import Ask, Replies, Tensors, run_of
+from coterie.secure.cost import Cost
+from coterie.secure.fixed_point import Layout
 
 __all__ = ["OnFlower"]
 
@@ -73,6 +77,13 @@ class OnFlower:
         assert isinstance(rows.x, Tensor)
         assert rows.y is None or isinstance(rows.y, Tensor)
         self._expected = Expected(rows.x, rows.y)
+        self.secure: FlowerSums | None = None  # how nodes add up, where they do so securely
+
+    def add_securely(self, cost: Cost) -> None:
+        """Let nodes add up securely from now on; what it costs is counted there."""
+        if self.link.sums is None or self.link.sums.cost is not cost:
+            self.link.sums = FlowerSums(self.link, cost)
+        self.secure = self.link.sums
 
     def set_up(
         self, *, participation: Participation | None = None, clock: Clock | None = None, seed: int = 0,
@@ -223,9 +234,11 @@ class OnFlower:
     def _check(self, answers: Answers, number: int, asks: Mapping[int, Ask], own: np.ndarray) -> None:
         if answers.number != number or not torch.equal(answers.ids, torch.from_numpy(self.rows.number[own])):
             raise RunError("it answers another request, or for other clients")
+        if self.secure is not None and any(answers.parts.values()):
+            raise RunError("it tells its own part of what was to be a secure sum")
         if answers.parts.keys() != asks.keys():
             raise RunError(f"it answers for the runs {sorted(answers.parts)} where {sorted(asks)} were asked")
-        for run, ask in asks.items():
+        for run, ask in asks.items() if self.secure is None else ():
             without = answers.left_out.get(run, {})
             if not without.keys() <= set(answers.ids.tolist()):
                 raise RunError("it leaves out other clients than it was asked for")
@@ -424,6 +437,8 @@ def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[
     Where some clients' values are absurd beside others', nothing counts, and all is asked once more with bounds. `enough` is
     how many clients will do; None waits for all.
     """
+    if parts[0].engine.secure is not None and any(ask.fold for part in parts for ask in part.asks.values()):
+        return _send_securely(parts, parts[0].engine.secure)
     engine, message = parts[0].engine, _Message(parts)
     link, patience = engine.link, engine.link.timeout
     if isinstance(engine.participation, Deadline):
@@ -446,6 +461,73 @@ def _send(parts: Sequence[_Part], enough: int | None, *, stacks: bool) -> tuple[
     for event in events:
         warnings.warn(event, NodeWarning, stacklevel=2)
     return [message.found(i, used) for i in range(len(parts))], events
+
+
+def _send_securely(parts: Sequence[_Part], sums: FlowerSums) -> tuple[list[_Found], list[str]]:
+    """The same as a secure sum over all nodes that are asked; all of them are waited for.
+
+    Where parts are put to clients of other nodes, such as new clients, they are another sum: nobody adds to a sum who was
+    not asked.
+    """
+    groups: dict[frozenset[str], list[int]] = {}
+    for i, part in enumerate(parts):
+        check_sums_only(part.asks)
+        groups.setdefault(frozenset(part.engine._by_node(part.ids)), []).append(i)
+    found: dict[int, _Found] = {}
+    events: list[str] = []
+    for some in groups.values():
+        if any(parts[i].after not in (None, *some) for i in some):
+            raise RunError(
+                "a part of a question goes on from one that was put to other nodes, and a secure sum cannot",
+                "leave new clients out: --new-clients 0",
+            )
+        own = [replace(parts[i], after=None if (a := parts[i].after) is None else some.index(a)) for i in some]
+        got, said = _one_sum(own, sums)
+        found |= dict(zip(some, got, strict=True))
+        events += said
+    return [found[i] for i in range(len(parts))], events
+
+
+def _one_sum(parts: Sequence[_Part], sums: FlowerSums) -> tuple[list[_Found], list[str]]:
+    """One secure sum of what all parts ask, which are put to the same nodes."""
+    message, engine = _Message(parts), parts[0].engine
+    told = [{at: ask for at, ask in part.asks.items() if ask.fold} for part in parts]
+    arrays: dict[str, Tensor] = {}
+    for i, (part, asks) in enumerate(zip(parts, told, strict=True)):
+        form = {at: Answer(part.engine._expected.of(ask), part.ids, 0) for at, ask in asks.items()}
+        arrays |= {f"{i}:{name}": torch.from_numpy(value) for name, value in arrays_of(asks, form).items()}
+    layout = Layout.of({name: value.numpy() for name, value in arrays.items()})
+    batches = {name: Batch(tuple(mine.values())) for name, mine in message.questions.items()}
+    try:
+        total, called = sums.total(batches, layout, message.check, engine.link.timeout)
+    except RunError as error:
+        why = "".join(f"; node '{name}' {why}" for name, why in sorted(sums.failed.items())[:3])
+        raise RunError(error.message + why, error.hint) from error
+    there = sorted(called.answers)
+    found: list[_Found] = []
+    bounds: list[dict[int, Bounds]] = []
+    events = [f"node '{name}' {why}" for name, why in sorted(called.failed.items())]
+    for i, (part, asks) in enumerate(zip(parts, told, strict=True)):
+        own = {name.partition(":")[2]: value for name, value in total.items() if name.startswith(f"{i}:")}
+        like = {name.partition(":")[2]: value for name, value in arrays.items() if name.startswith(f"{i}:")}
+        ids = torch.from_numpy(np.sort(np.concatenate([message.groups[i][name] for name in there])))
+        answers = answers_of(asks, own, ids, 0, like)
+        answers |= {at: Answer({}, ids, 0) for at in part.asks if at not in asks}
+        pieces = {at: [Piece("all nodes", ids, one.parts, {}, one.lengths)] for at, one in answers.items()}
+        sent = {at: sum(_sent(m[i].asks[at]) for m in message.questions.values()) for at in part.asks}
+        found.append(_Found(pieces, sent))
+        again = {at: bounds_after(ask, answers[at].lengths, answers[at].reasons, len(ids)) for at, ask in asks.items()}
+        bounds.append({at: one for at, one in again.items() if one is not None})
+        most = max((one.unnamed for one in answers.values()), default=0)
+        if most:
+            events.append(f"answers of {most} client{'s' * (most > 1)} did not count; their nodes know whose")
+    if any(bounds) and not any(part.bounds for part in parts):
+        return _one_sum([replace(p, bounds=b) for p, b in zip(parts, bounds, strict=True)], sums)
+    for name in there:
+        events += message.accept(called.answers[name])
+    for event in events:
+        warnings.warn(event, NodeWarning, stacklevel=2)
+    return found, events
 
 
 def _bounds(part: _Part, got: _Found) -> dict[int, Bounds]:

@@ -149,10 +149,10 @@ class _Unpacking:
         return made[mark](inner)
 
 
-def fingerprint(value: Any) -> str:
-    """A word that tells a value from others, on any machine."""
+def fingerprint(value: Any, size: int = 12) -> str:
+    """A word that tells a value from others, on any machine; of 32 bytes, also from what somebody makes up to be like it."""
     tensors: Tensors = {}
-    seen = hashlib.blake2b(json.dumps(pack(value, tensors), allow_nan=False).encode(), digest_size=12)
+    seen = hashlib.blake2b(json.dumps(pack(value, tensors), allow_nan=False).encode(), digest_size=size)
     for tensor in tensors.values():
         seen.update(repr((tensor.dtype, tensor.shape)).encode() + _numpy(tensor).tobytes())
     return seen.hexdigest()

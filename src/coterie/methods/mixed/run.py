@@ -50,14 +50,14 @@ def train_mixed(session: Session, clients: Clients, given: Given) -> Fitted:
     _check_noise(state, how, options)
     found = _models(clients, made, how, state, options)
     judge, name = found.judge_ask(), (options.method, _title(how))
-    entry = Entry(0, judge, found.learn_ask(), more=more_ask(made, judge))
+    entry = Entry(0, judge, found.learn_ask(), more=more_ask(session, made, judge))
     outcome, scores, per_client, _ = measure_beside(
         session, made, entry, name, beside, copied(beside.private),
         unknown=lambda _: None if found.population is None else found.population[None],
     )  # fmt: skip
     kept = outcome.private
     found = replace(found, own=found.parts_in(kept))
-    if not isinstance(kept, RemoteState):
+    if not isinstance(kept, RemoteState) and not options.secure:
         found = replace(found, client_effects=ClientEffects(made.rows.names, kept[0]["effects"], kept[0]["deviation"]))
     told = predicted(session, made, entry, outcome, population_of(found))
     extra = {"spread": spread(made, options.method, per_client), **told.extra}

@@ -21,7 +21,7 @@ from coterie import keys
 from coterie.algorithms.fine_tuning import fine_tuning
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError
-from coterie.evaluate import Measured, judged, measure_own_ask
+from coterie.evaluate import EACH, ROWS, Measured, judged, measure_own_ask
 from coterie.local import Training, served
 from coterie.local.personal import train_part
 from coterie.methods.session import Session
@@ -288,7 +288,7 @@ def fit_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
     return {}, {"personal": own}
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack())
+@answers(loss=EACH, metric=EACH, rows=ROWS)
 def judge_personal(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Judge each client's personal model on its rows, and leave it as it is."""
     return judged(shared["model"], served(shared, private, data), data), {}

@@ -15,7 +15,7 @@ from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.engines.drive import Program, Round, Traffic
 from coterie.engines.engine_for import AnyEngine
-from coterie.evaluate import Measured
+from coterie.evaluate import measured_in, summed
 from coterie.methods.base import Fitted, Given
 from coterie.methods.baselines import measure_beside, run_beside
 from coterie.methods.measuring import Entry, overall
@@ -47,7 +47,7 @@ def train_personal(session: Session, clients: Clients, given: Given) -> Fitted:
     took_part = _took_part(session.engine(made.rows), how.question, done.rounds)  # before others run on these rows
     found = _begun(how, made, done.states[0])
     judge, kept = found.judge_ask(), copied(beside.private)
-    entry = Entry(0, judge, found.learn_ask(beside.private), more=more_ask(made, judge))
+    entry = Entry(0, judge, found.learn_ask(beside.private), more=more_ask(session, made, judge))
     outcome, scores, per_client, one = measure_beside(
         session, made, entry, (options.method, how.title), beside, kept, unknown=lambda one: _one(how, found, one)
     )
@@ -88,8 +88,10 @@ def _measured(how: Plan, made: Prepared, session: Session) -> Program:
         found, kept = _begun(how, made, state), copied(session.engine(made.rows).private)
         learn = On(made.rows, {0: found.learn_ask(kept)}, kept)
         traffic = Traffic()
-        _, got = session.exchange([learn, On(made.test, {0: found.judge_ask()}, after=0)], traffic)
-        return {"test_metric": overall(made, Measured(**got[0].values)), "traffic": vars(traffic)}
+        ask = found.judge_ask()
+        ask = summed(ask) if session.options.secure else ask
+        _, got = session.exchange([learn, On(made.test, {0: ask}, after=0)], traffic)
+        return {"test_metric": overall(made, measured_in(got[0])), "traffic": vars(traffic)}
 
     return lambda state: _told(how.program(state), judge)
 
