@@ -20,7 +20,6 @@ from coterie.engines.screening import (
     Bounds,
     ClientWarning,
     bounds_after,
-    counts_of,
     left_out_text,
     lengths_of,
     longest,
@@ -157,6 +156,11 @@ def test_outside_rounds_who_is_left_out_counts_as_a_client_without_rows() -> Non
     assert got["value"][:, 0].tolist() == [1.0, 0.0, 3.0]
 
 
+def strictly(run: int) -> bool:
+    """Of all runs."""
+    return True
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
@@ -168,7 +172,7 @@ def test_values_that_cannot_be_negative(kind: Any, values: Any) -> None:
     value = torch.tensor(values, dtype=torch.float64)[None]
     question = Ask(told, {}, {"value": Sum()}, limits={"value": Limit(kind=kind)})
     block = Block(torch.arange(2), torch.arange(2), torch.ones(2, 2, 1), None, torch.tensor([2, 2]), None)
-    assert look(question, [Bounds()], {"value": value}, block).keep.tolist() == [[True, False]]
+    assert look(question, [Bounds()], strictly, {"value": value}, block).keep.tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -178,7 +182,7 @@ def test_products_that_are_not_formed_are_never_longer_than_is_said(dtype: torch
     g[1, 2], g[0, 3] = 1e30 * g[1, 2], 0.0
     value, block = RowProduct(x, g), Block(torch.arange(4), torch.arange(4), x, None, torch.full((4,), 5), None)
     question = Ask(told, {}, {"value": Sum()}, limits={"value": Limit()})
-    said = look(question, [Bounds()] * 2, {"value": value}, block).lengths["value"]
+    said = look(question, [Bounds()] * 2, strictly, {"value": value}, block).lengths["value"]
     true = value.formed().double().flatten(2).norm(dim=2)
     assert bool((said >= true * (1 - 1e-6)).all())
     assert bool((said <= 5**0.5 * 3**0.5 * true.clamp(min=1e-12) * 10).all())
@@ -213,12 +217,12 @@ def test_a_round_is_the_same_whether_the_one_before_diverged_or_not(before: list
 
 def lengths_in(length: Tensor) -> Tensor:
     """Counts of clients by length, as they travel.  [C] -> [L, 2]"""
-    return lengths_of(counts_of(length[None])[0])
+    return lengths_of(length[None])[0]
 
 
 def test_lengths_are_counted_run_by_run() -> None:
     lengths = torch.tensor([[0.0, 1.0, 1.3], [1e-300, 8.0, 1e300]], dtype=torch.float64)
-    one, other = (lengths_of(counts).tolist() for counts in counts_of(lengths))
+    one, other = (rows.tolist() for rows in lengths_of(lengths))
     assert one == [[0, 2]]  # 1.3 is below the root of 2
     assert other == [[-512, 1], [6, 1], [511, 1]]
 

@@ -10,7 +10,7 @@ Where half of the clients' numbers or more are not finite, the fault is not thei
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch import Tensor
 from coterie.protocol import Ask, Block, Limit, Lowest, RowProduct
 
 __all__ = [
-    "BINS", "NOT_FINITE", "Bounds", "ClientWarning", "Look", "bounds_after", "counted_lengths", "counts_of", "left_out_text",
-    "lengths_of", "longest", "look", "most_are_wild", "was_sent_finite",
+    "BINS", "NOT_FINITE", "Bounds", "ClientWarning", "Look", "bounds_after", "counted_lengths", "from_counts",
+    "left_out_text", "lengths_of", "longest", "look", "most_are_wild", "was_sent_finite",
 ]  # fmt: skip
 
 _LEAST = 5  # clients from which others' lengths say something
@@ -32,6 +32,7 @@ _USUAL = (
 _ROUNDING = 1e-6  # of a matrix' length that its diagonal may be below zero
 _LONGEST = 1e300  # lengths overflow where values do not
 BINS = 1024  # lengths that are told apart: half powers of two from 2^-256 to 2^256
+_LEAST_LENGTH = 2.0**-256
 _NAMED = 5  # clients that are named in a sentence
 NOT_FINITE = "is not finite"
 
@@ -82,8 +83,13 @@ class Look:
     wild: Tensor
 
 
-def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) -> Look:
-    """Look at a block's replies, of all runs at once."""
+def look(
+    ask: Ask, bounds: Sequence[Bounds], strictly: Callable[[int], bool], reply: dict[str, Any], block: Block
+) -> Look:
+    """Look at a block's replies, of all runs at once.
+
+    `strictly` tells whether clients of a run are left out on the spot; it is asked of those in which somebody would be.
+    """
     reply, weights, n = dict(reply), _weights(ask), block.n
     sent = list(dict.fromkeys([*ask.fold, *(name for how in ask.fold.values() for name in how.needs)]))
     keep = torch.ones(len(bounds), len(n), dtype=torch.bool)
@@ -91,42 +97,43 @@ def look(ask: Ask, bounds: list[Bounds], reply: dict[str, Any], block: Block) ->
     why: list[tuple[int, int, str]] = []
     lengths: dict[str, Tensor] = {}
 
-    def leave_out(bad: Tensor, reason: str) -> None:
+    def leave_out(bad: Tensor, reason: str, always: bool = False) -> None:
         nonlocal keep
         if not bool(bad.any()):
             return
+        if not always:
+            bad = bad & torch.tensor([[some and strictly(s)] for s, some in enumerate(bad.any(1).tolist())])
         for s, c in (bad & keep).nonzero().tolist():
             why.append((s, c, reason))
         keep = keep & ~bad
 
-    strict = torch.tensor([[not b.everyone] for b in bounds])
     for name in sent:
         value, limit = reply[name], ask.limits.get(name)
         numbers = value.g if isinstance(value, RowProduct) else value
         if not numbers.is_floating_point() or not numbers.numel():
             continue
-        measured = limit is not None and limit.finite and not isinstance(value, RowProduct)
-        length = _norm(value) if measured else numbers.sum(_rest(numbers)) if numbers.dim() > 2 else numbers
-        finite = _finite(numbers, length)  # [S, C]
-        if limit is None or limit.finite:
+        measured = limit is not None and limit.finite
+        finite, length = _lengths(numbers) if measured else (_finite(numbers), numbers)  # [S, C] each
+        if (limit is None or limit.finite) and not bool(finite.all()):
             tame = tame & finite
-            leave_out(~finite & strict, f"'{name}' {NOT_FINITE}")
+            leave_out(~finite, f"'{name}' {NOT_FINITE}")
         if name in weights:
-            leave_out((numbers.reshape(*numbers.shape[:2], -1).amin(2) < 0) & strict, f"'{name}' is negative")
+            leave_out(numbers.reshape(*numbers.shape[:2], -1).amin(2) < 0, f"'{name}' is negative")
         if limit is None or not limit.finite:
             continue
-        length = length.clamp(max=_LONGEST) if measured else _length(value, block)
+        length = (_rows(value, block) * length if isinstance(value, RowProduct) else length).clamp(max=_LONGEST)
         if limit.kind != "any":
-            leave_out(_negative(value, length, limit) & strict, f"'{name}' is negative")
+            leave_out(_negative(value, length, limit), f"'{name}' is negative")
         length = length / n.clamp(min=1) if limit.per_row else length
         lengths[name] = torch.where(finite & (n > 0), length, 0.0)
         if any(name in b.out for b in bounds):
             out = torch.tensor([b.out.get(name, math.inf) for b in bounds], dtype=torch.float64)[:, None]
-            leave_out(length > out, f"'{name}' is far longer than others'")
+            leave_out(length > out, f"'{name}' is far longer than others'", always=True)
         if any(name in b.clip for b in bounds):
             clip = torch.tensor([b.clip.get(name, math.inf) for b in bounds], dtype=torch.float64)[:, None]
             reply[name] = _times(value, torch.where(length > clip, clip / length, 1.0))
-    lengths = {name: torch.where(keep, length, 0.0) for name, length in lengths.items()}
+    if why:
+        lengths = {name: torch.where(keep, length, 0.0) for name, length in lengths.items()}
     return Look(reply, keep, why, lengths, (~tame).sum(1))
 
 
@@ -139,12 +146,30 @@ def was_sent_finite(ask: Ask) -> bool:
     )
 
 
-def _finite(numbers: Tensor, told: Tensor) -> Tensor:
-    """[S, C] whether all of a client's numbers are finite: sums or lengths tell in one pass, unless they overflow."""
-    finite = told.isfinite()
-    if not bool(finite.all()):
-        doubtful = numbers[~finite]
-        finite[~finite] = doubtful.reshape(len(doubtful), -1).isfinite().all(1)
+def _finite(numbers: Tensor) -> Tensor:
+    """[S, C] whether all of a client's numbers are finite: their sum tells, unless it overflows."""
+    if numbers.dim() == 2:
+        return numbers.isfinite()
+    finite = numbers.sum(_rest(numbers)).isfinite()
+    return finite if bool(finite.all()) else _looked_through(numbers, finite, ~finite)
+
+
+def _lengths(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """[S, C] whether all of a client's numbers are finite, and their norm, in one pass unless squares overflow."""
+    norm = _norm(numbers)
+    finite = norm.isfinite()
+    if numbers.dim() == 2 or bool(finite.all()):
+        return finite, norm
+    finite = _looked_through(numbers, finite, norm.isinf())  # a norm is not a number only where one of them is not
+    over = finite & norm.isinf()
+    if bool(over.any()):
+        norm[over] = torch.linalg.vector_norm(numbers[over].flatten(1), dim=1, dtype=torch.float64)
+    return finite, norm
+
+
+def _looked_through(numbers: Tensor, finite: Tensor, doubt: Tensor) -> Tensor:
+    """Look at every number of clients of whom it is in doubt."""
+    finite[doubt] = numbers[doubt].isfinite().flatten(1).all(1)
     return finite
 
 
@@ -158,24 +183,19 @@ def _weights(ask: Ask) -> set[str]:
     return {name for how in ask.fold.values() if not isinstance(how, Lowest) for name in how.needs}
 
 
-def _length(value: RowProduct, block: Block) -> Tensor:
-    """[S, C] the most that the length of a product over rows can be, which is not formed."""
+def _rows(value: RowProduct, block: Block) -> Tensor:
+    """[1, C] by how much a product over rows, which is not formed, can be longer than its other factor."""
     rows = (
         block.once("length of all rows", lambda: _norm(block.x[None])) if value.x is block.x else _norm(value.x[None])
     )
-    return ((rows.square() if value.pairs else rows) * _norm(value.g)).clamp(max=_LONGEST)
+    return rows.square() if value.pairs else rows
 
 
 def _norm(values: Tensor) -> Tensor:
     """[S, C, ...] -> [S, C]"""
     parts = torch.linalg.vector_norm(values, dim=(-2, -1)) if values.dim() > 4 else values  # matrices first: a third
     rest = _rest(parts)
-    norm: Tensor = (torch.linalg.vector_norm(parts, dim=rest) if rest else parts.abs()).to(torch.float64)
-    over = ~norm.isfinite()
-    if values.dtype != torch.float64 and bool(over.any()):  # squares overflow where values do not
-        long = values[over]
-        norm[over] = torch.linalg.vector_norm(long.reshape(len(long), -1), dim=1, dtype=torch.float64)
-    return norm
+    return (torch.linalg.vector_norm(parts, dim=rest) if rest else parts.abs()).to(torch.float64)
 
 
 def _negative(value: Any, length: Tensor, limit: Limit) -> Tensor:
@@ -193,27 +213,32 @@ def _times(value: Any, factor: Tensor) -> Any:
 
 
 # -- what all clients' lengths say ------------------------------------------------------------------------------------
-def counts_of(length: Tensor) -> Tensor:
-    """Count clients by the length of their values, in half powers of two; length 0 tells nothing.  [S, C] -> [S, B]"""
+def lengths_of(length: Tensor) -> list[Tensor]:
+    """Count clients by the length of their values: rows of (half powers of two, clients), for every run.
+
+    Length 0 tells nothing.  [S, C] -> S times [L, 2]
+    """
     known = length.numpy()  # of few numbers, in numpy: a fraction of torch's time
-    half_powers = np.floor(2 * np.log2(np.where(known > 0, known, 1.0))) + (BINS // 2 + 1)
-    at = np.where(known > 0, half_powers.clip(1, BINS), 0).astype(np.int64)
+    squares = np.square(known.clip(_LEAST_LENGTH, 1 / _LEAST_LENGTH))
+    at = np.where(known > 0, (np.frexp(squares)[1] + BINS // 2).clip(max=BINS), 0).astype(np.int64)
     at += (BINS + 1) * np.arange(len(at))[:, None]
-    counts = np.bincount(at.ravel(), minlength=len(at) * (BINS + 1)).reshape(len(at), -1)
-    return torch.from_numpy(counts[:, 1:])
-
-
-def lengths_of(counts: Tensor) -> Tensor:
-    """The same as rows of (half powers of two, clients), without those where nobody is.  [B] -> [L, 2]"""
-    there = counts.nonzero()[:, 0]
-    return torch.stack([there - BINS // 2, counts[there]], 1)
+    counts = np.bincount(at.ravel(), minlength=len(at) * (BINS + 1)).reshape(len(at), -1)[:, 1:]
+    run, place = counts.nonzero()
+    rows = torch.from_numpy(np.stack([place - BINS // 2, counts[run, place]], 1))
+    return list(torch.split(rows, np.bincount(run, minlength=len(at)).tolist()))
 
 
 def counted_lengths(lengths: Tensor) -> np.ndarray:
-    """Undo `lengths_of`: all counts, so that they add up.  [L, 2] -> [B]"""
+    """All counts of a run, also of lengths that nobody has, so that they add up.  [L, 2] -> [B]"""
     counts = np.zeros(BINS, dtype=np.int64)
     np.add.at(counts, lengths[:, 0].numpy() + BINS // 2, lengths[:, 1].numpy())
     return counts
+
+
+def from_counts(counts: Tensor) -> Tensor:
+    """Undo `counted_lengths`.  [B] -> [L, 2]"""
+    there = counts.nonzero()[:, 0]
+    return torch.stack([there - BINS // 2, counts[there]], 1)
 
 
 def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str], n_clients: int) -> Bounds | None:
@@ -232,10 +257,10 @@ def bounds_after(ask: Ask, lengths: Mapping[str, Tensor], left_out: Iterable[str
         return Bounds(everyone=True)
     clip, out = {}, {}
     for name, counts in lengths.items():
-        middle = _usual(counts)
-        if middle is None:
+        middle, most = _usual_and_most(counts)
+        if not middle:
             continue
-        limit, most = ask.limits[name], 2.0 ** (int(counts[:, 0].max()) / 2)
+        limit = ask.limits[name]
         within, beyond = (max(times * middle, limit.floor) for times in (limit.clip, limit.out))
         if most >= within:
             clip[name] = within
@@ -251,19 +276,25 @@ def most_are_wild(wild: int, n_clients: int) -> bool:
 
 def longest(counts: Tensor | None) -> float:
     """How many times as long as usual the longest value is; 0 where that is not known."""
-    middle = None if counts is None else _usual(counts)
-    return 0.0 if counts is None or middle is None else 2.0 ** (int(counts[:, 0].max()) / 2) / middle
+    middle, most = (0.0, 0.0) if counts is None else _usual_and_most(counts)
+    return most / middle if middle else 0.0
 
 
-def _usual(counts: Tensor) -> float | None:
-    """The length that most clients do not exceed, rounded up to a half power of two."""
-    half_powers, clients = counts.numpy().T  # of few numbers, in numpy: a tenth of torch's time
-    total = int(clients.sum())
-    if total < _LEAST:
-        return None
-    order = half_powers.argsort(kind="stable")
-    at = int((clients[order].cumsum() >= _USUAL * total).argmax())
-    return float(2.0 ** ((int(half_powers[order[at]]) + 1) / 2))
+def _usual_and_most(counts: Tensor) -> tuple[float, float]:
+    """The length that most clients do not exceed, rounded up to a half power of two, and the largest; 0 where too few say.
+
+    Of so few numbers that lists take a tenth of the time.
+    """
+    rows = sorted(counts.tolist())
+    enough = _USUAL * sum(clients for _, clients in rows)
+    if enough < _USUAL * _LEAST:
+        return 0.0, 0.0
+    so_far = 0
+    for half_power, clients in rows:
+        so_far += clients
+        if so_far >= enough:
+            return 2.0 ** ((half_power + 1) / 2), 2.0 ** (rows[-1][0] / 2)
+    return 0.0, 0.0
 
 
 def left_out_text(names: np.ndarray | Sequence[str], left_out: Mapping[int, str]) -> list[str]:

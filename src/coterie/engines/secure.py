@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.ragged import BLOCK_BYTES, Ragged
-from coterie.engines.screening import BINS, Bounds, counted_lengths, lengths_of
+from coterie.engines.screening import BINS, Bounds, counted_lengths, from_counts
 from coterie.engines.worker import Answer, Worker, part_of_clients
 from coterie.errors import ConfigError
 from coterie.protocol import Ask, Tensors, run_of
@@ -74,7 +74,7 @@ def answers_of(
                 field, _, key = "/".join(rest).rpartition("/")
                 parts.setdefault(field, {})[key] = torch.from_numpy(value).to(like[name].dtype)
             elif kind == "length" and value.any():
-                lengths[rest[0]] = lengths_of(torch.from_numpy(value))
+                lengths[rest[0]] = from_counts(torch.from_numpy(value))
         parts = {name: parts[name] for name in ask.fold if name in parts}
         wild, left_out = int(total[f"{at}/wild"]), int(total[f"{at}/out"])
         up = bytes_up if at == next(iter(asks)) else 0

@@ -13,7 +13,6 @@ from coterie.engines.screening import (
     NOT_FINITE,
     Bounds,
     bounds_after,
-    counts_of,
     lengths_of,
     look,
     most_are_wild,
@@ -149,9 +148,8 @@ class Worker:
             self.rows.admit(ask.step)
         self._own = set()
         known, counted = bounds or {}, self.least_clients > 1
-        known = {at: known.get(at, Bounds(everyone=not was_sent_finite(ask))) for at, ask in asks.items()}
         groups = [
-            _Lockstep(slots, [asks[at] for at in slots], [known[at] for at in slots], counted=counted)
+            _Lockstep(slots, [asks[at] for at in slots], [known.get(at) for at in slots], counted=counted)
             for slots in _alike(asks)
         ]
         if len(ids):
@@ -233,7 +231,9 @@ class _Cut:
 class _Lockstep:
     """Asks of several runs that differ in the values of their tensors only: stacked once, answered together."""
 
-    def __init__(self, runs: Sequence[int], asks: Sequence[Ask], bounds: Sequence[Bounds], *, counted: bool) -> None:
+    def __init__(
+        self, runs: Sequence[int], asks: Sequence[Ask], bounds: Sequence[Bounds | None], *, counted: bool
+    ) -> None:
         self.runs, self.ask, self.bounds = list(runs), asks[0], list(bounds)
         self.each_run = list(zip(runs, asks, strict=True))
         self.shared: dict[str, Any] = {
@@ -249,6 +249,14 @@ class _Lockstep:
         self._left_out: list[dict[int, str]] = [{} for _ in asks]
         self._lengths: dict[str, list[Tensor]] = {}  # field -> [S, C] of every block
         self._wild = torch.zeros(len(asks), dtype=torch.int64)
+        self._strict: dict[int, bool] = {}
+
+    def _strictly(self, s: int) -> bool:
+        """Whether who answers with numbers that cannot be is left out of a run: not where nobody is to blame."""
+        if s not in self._strict:
+            told = self.bounds[s]
+            self._strict[s] = was_sent_finite(self.each_run[s][1]) if told is None else not told.everyone
+        return self._strict[s]
 
     def refuse_fewer(self, least: int) -> None:
         """Refuse to answer with a sum over fewer clients, but for sums over nobody."""
@@ -263,7 +271,7 @@ class _Lockstep:
 
     def take(self, block: Block, reply: dict[str, Any]) -> None:
         """Fold a block's replies, of all runs at once, into what came before; who is left out differs between runs."""
-        seen = look(self.ask, self.bounds, reply, block)
+        seen = look(self.ask, [one or Bounds() for one in self.bounds], self._strictly, reply, block)
         self._wild += seen.wild
         for s, c, why in seen.why:
             self._left_out[s][int(block.ids[c])] = why
@@ -278,13 +286,13 @@ class _Lockstep:
     def answers(self) -> dict[int, Answer]:
         """Hand every run its own part."""
         found = {}
-        every = {name: counts_of(torch.cat(lengths, 1)) for name, lengths in self._lengths.items()}  # [S, B]
+        every = {name: lengths_of(torch.cat(lengths, 1)) for name, lengths in self._lengths.items()}
         for strand in self._strands:
             parts, ids = strand.found(self.ask)
             for s in range(len(self.runs))[strand.runs]:
                 at = slice(s - strand.runs.start, s - strand.runs.start + 1)
                 own = {name: {k: v[at] for k, v in part.items()} for name, part in parts.items()}
-                lengths = {name: lengths_of(counts[s]) for name, counts in every.items()}
+                lengths = {name: counts[s] for name, counts in every.items()}
                 found[self.runs[s]] = Answer(own, ids, strand.up, None, self._left_out[s], lengths, int(self._wild[s]))
         return found
 
