@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker holds some clients' rows and private state, answers for all of them at once, and folds what it can."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -278,9 +279,10 @@ class _Lockstep:
         for name, length in seen.lengths.items():
             self._lengths.setdefault(name, []).append(length)
         if seen.why and len(self._strands) < len(self.runs):
-            self._strands = [self._strands[0].run(s) for s in range(len(self.runs))]
+            self._strands = [part for strand in self._strands for part in strand.parted(seen.keep)]
         for strand in self._strands:
-            keep = slice(None) if not seen.why else seen.keep[strand.runs.start]
+            own = seen.keep[strand.runs.start]
+            keep = own if seen.why and not bool(own.all()) else slice(None)
             strand.take(self.ask, block.ids[keep], {name: _cut(v, strand.runs, keep) for name, v in seen.reply.items()})
 
     def answers(self) -> dict[int, Answer]:
@@ -306,13 +308,20 @@ class _Strand:
         self._parts: dict[str, Tensors] = {}
         self._ids: list[Tensor] = []
 
-    def run(self, s: int) -> "_Strand":
-        """One run alone."""
-        own = _Strand(slice(s, s + 1), self.counted)
-        own.behind = {name: clients[s : s + 1] for name, clients in self.behind.items()}
-        own._parts = {name: {k: v[s : s + 1] for k, v in part.items()} for name, part in self._parts.items()}
-        own._ids, own.up = list(self._ids), self.up
-        return own
+    def parted(self, keep: Tensor) -> "list[_Strand]":
+        """Runs next to each other that leave out the same clients stay together.  keep [S, C]"""
+        own = keep[self.runs]
+        edges = [0, *((own[1:] != own[:-1]).any(1).nonzero()[:, 0] + 1).tolist(), len(own)]
+        return [self] if len(edges) == 2 else [self._some(slice(*ends)) for ends in itertools.pairwise(edges)]
+
+    def _some(self, at: slice) -> "_Strand":
+        """Some of the runs alone."""
+        first = self.runs.start
+        some = _Strand(slice(first + at.start, first + at.stop), self.counted)
+        some.behind = {name: clients[at] for name, clients in self.behind.items()}
+        some._parts = {name: {k: v[at] for k, v in part.items()} for name, part in self._parts.items()}
+        some._ids, some.up = list(self._ids), self.up
+        return some
 
     def take(self, ask: Ask, ids: Tensor, reply: dict[str, Any]) -> None:
         """Fold a block's replies into what came before."""
