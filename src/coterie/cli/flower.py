@@ -15,14 +15,24 @@ import typer
 
 from coterie.cli.arguments import (
     AsJson,
+    Categorical,
     Client,
+    Decimal,
+    Encoding,
     Event,
+    Exclude,
     Hidden,
+    MinRows,
+    Missing,
     NewClients,
     OutcomeWord,
+    Sep,
     Split,
     Target,
+    TaskName,
     TestSize,
+    Thousands,
+    data_tree,
     free_folder,
     given,
     layer_sizes,
@@ -120,11 +130,20 @@ def compare_command(
     hidden: Hidden = None,
     quick: Annotated[bool, typer.Option("--quick", help="Try fewer starts and settings.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    test_size: TestSize = None,
-    new_clients: NewClients = None,
+    missing: Missing = None,
+    task: TaskName = None,
     outcome: OutcomeWord = None,
     event: Event = None,
+    exclude: Exclude = None,
+    categorical: Categorical = None,
+    min_rows: MinRows = None,
+    test_size: TestSize = None,
+    new_clients: NewClients = None,
     split: Split = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
     superlink: Superlink = None,
     root_certificates: Certificates = None,
     insecure: Insecure = False,
@@ -139,8 +158,10 @@ def compare_command(
 
     said = {"hidden": layer_sizes(hidden) or (), "quick": quick, "seed": seed, "new_clients": new_clients}
     said |= {} if test_size is None else {"test_size": test_size}
-    said |= given({"outcome": outcome, "event": event})
-    read = given({"outcome": outcome, "event": event, "split": split})
+    read = given(data_tree(
+        None, exclude, categorical, missing=missing, task=task, outcome=outcome, event=event, min_rows=min_rows,
+        split=split, sep=sep, decimal=decimal, thousands=thousands, encoding=encoding,
+    ))  # fmt: skip
     more = {"options": options({"data": read}).model_dump_json()} if read else {}  # nodes read their rows so
     with tempfile.TemporaryDirectory() as home:
         connection, made = _reach(superlink, root_certificates, insecure, key, folder, Path(home))

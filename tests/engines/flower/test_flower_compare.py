@@ -105,20 +105,24 @@ def test_nodes_hold_out_the_last_rows_where_these_are_in_time_order(rows: Ragged
 
 def test_one_that_was_interrupted_ends_the_same(rows: Ragged, tmp_path: Path) -> None:
     """Killed at different messages, and once more after that."""
-    whole = compare(MemoryGrid(dealt(rows, tmp_path / "a", nodes=NODES)), folder=tmp_path / "whole", **HOW)
+    whole = compare(
+        MemoryGrid(dealt(rows, tmp_path / "a", nodes=NODES)), folder=tmp_path / "whole", exclude=("notes",), **HOW
+    )
     holdings, folder = dealt(rows, tmp_path / "b", nodes=NODES), tmp_path / "killed"
     sent = []
     for after in (30, 61, 10**9):
         grid = Dies(holdings)
         grid.left = after
         try:
-            done = compare(grid, folder=folder, **HOW)
+            done = compare(grid, folder=folder, exclude=("notes",), **HOW)
         except KeyboardInterrupt:
             assert not folder.exists()
             assert answers_of(folder).exists()
         sent.append(len(grid.sent))
     assert isinstance(whole, Compared)
     assert isinstance(done, Compared)
+    assert done.fit is not None
+    assert "--exclude notes" in done.fit  # as nodes have read their rows
     assert numbers(done.found) == numbers(whole.found)
     for one in done.found.structures:
         np.testing.assert_array_equal(one.client_score, whole.found[one.name].client_score)

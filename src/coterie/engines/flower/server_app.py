@@ -43,10 +43,10 @@ def serve(grid: Grid, context: Context) -> None:
 
 def _compare(grid: Grid, config: Any) -> None:
     effort = Effort(**json.loads(config["effort"])) if "effort" in config else None
-    split = FitOptions.model_validate_json(config.get("options", "{}")).data.split
+    read = FitOptions.model_validate_json(config.get("options", "{}")).data.model_dump(exclude_unset=True)
     done = compare(
         grid, folder=Path(config["out"]), nodes=config["nodes"], timeout=config["timeout"], command=config["command"],
-        effort=effort, split=split, watch=_watch, told=_asked, **json.loads(config["compare"]),
+        effort=effort, watch=_watch, told=_asked, **{**read, **json.loads(config["compare"])},
     )  # fmt: skip
     assert isinstance(done, Compared)
     with out.capture() as shown:

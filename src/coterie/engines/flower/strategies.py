@@ -196,10 +196,10 @@ def compare(
     new_clients: float | None = None,
     outcome: OutcomeName | None = None,
     event: str | None = None,
-    split: str = "random",
     command: str = "coterie.flower.compare",
     watch: Watch | None = None,
     told: Callable[[str], None] = lambda asked: None,
+    **read: Any,
 ) -> Compared | Comparison:
     """Find how the clients of a federation differ, as `coterie.compare` does where all rows are at hand.
 
@@ -217,12 +217,13 @@ def compare(
         Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
     outcome, event
         As for `coterie.read`; nodes read their rows so, as the run's options say.
-    split : str
-        What the run's `options` tell nodes of the order in which rows are held out; it is written down here.
     command : str
         What the folder says was asked for.
     watch, told
         As for `CoterieStrategy.start`.
+    **read
+        What else the run's options tell nodes of how rows are read (`exclude`, `task`, `split` and so on): it is written
+        down here, and the next command says it.
 
     Returns
     -------
@@ -234,7 +235,7 @@ def compare(
             "seed": seed, "model": {"hidden": list(hidden)},
             "data": {
                 "test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients,
-                "outcome": outcome, "event": event, "split": split,
+                "outcome": outcome, "event": event, **read,
             },
         }
     )  # fmt: skip
