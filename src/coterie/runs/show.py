@@ -99,16 +99,11 @@ def show_comparison(found: Comparison, fit: str | None) -> None:
 def _comparison_table(found: Comparison) -> Table:
     """A row for each structure; a star at the chosen one, and how often it is chosen again. Fits 80 columns."""
     tested, met = (any(getattr(s, f"{name}_metric") is not None for s in found.structures) for name in ("test", "new"))
-    structure = Column("structure", no_wrap=True, min_width=15)
-    heads: list[Column | str] = [
-        structure,
-        "setting",
-        "test\nrows" if tested else "held-out\nrows",
-        "gain",
-        "95 %\ninterval",
-    ]
     told = any(one.chosen_share is not None for one in found.structures)
-    table = Table(*heads, *(["chosen\nagain"] if told else []), *(["new\nclients"] if met else []))
+    heads = ["test\nrows" if tested else "held-out\nrows", "gain", "95 %\ninterval"]
+    heads += (["chosen\nagain"] if told else []) + (["new\nclients"] if met else [])
+    numbers = [Column(head, no_wrap=True) for head in heads]
+    table = Table(Column("structure", no_wrap=True), "setting", *numbers, padding=0)
     for one in found.structures:
         mean, error = (one.test_metric, one.test_stderr) if tested else (one.metric, one.metric_stderr)
         setting = setting_cell(one)
