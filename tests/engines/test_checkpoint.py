@@ -299,6 +299,18 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         run(([clustered(1), clustered(2)], ifca.State), path)
 
 
+@pytest.mark.parametrize("shape", [(2, 7), (3,), (), (2, 0), (1, 2, 3, 4)])
+def test_numbers_of_a_made_up_checkpoint_that_do_not_fit_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = tmp_path / "state"
+    with pytest.raises(KilledError):
+        run(([clustered(1)], ifca.State), path, watch=interrupt_after(2))
+    tensors, document = load_tensors(path)
+    theta = next(name for name in tensors if name.endswith("/theta"))
+    save_tensors(path, tensors | {theta: torch.zeros(shape, dtype=tensors[theta].dtype)}, document)
+    with pytest.raises(RunError, match="do not fit the run"):
+        run(([clustered(1)], ifca.State), path)
+
+
 def test_parts_of_what_was_expanded_are_kept(tmp_path: Path) -> None:
     one = torch.ones(1, dtype=torch.float64).expand(1, 12)[:, 3:4]  # a number whose strides are 0
     save_tensors(tmp_path / "state", {"one": one}, {})

@@ -29,6 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 _OTHERWISE = "continue with the options that it was begun with"
+_MISFITS = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)  # what made-up shapes end in
 FAR = 30.0  # times the usual length: an update so long is told of
 
 Program = Callable[[Any], Lockstep]  # an algorithm with all its options; given the saved state, or None at the start
@@ -224,18 +225,31 @@ def drive_all(jobs: Sequence[Job]) -> list[Finished]:
     depends on how long others take.
     """
     drives = [_Drive(job) for job in jobs]
+    try:
+        _to_the_end(drives)
+    except _MISFITS as error:
+        odd = next((one for one in drives if one.barrier == one.restored_at), None)
+        if odd is None:
+            raise
+        raise RunError(
+            f"the checkpoint {odd.job.checkpoint} holds numbers that do not fit the run: {error}", _OTHERWISE
+        ) from error
+    return [Finished(one.results(), one.rounds, one.traffic) for one in drives]
+
+
+def _to_the_end(drives: "Sequence[_Drive]") -> None:
+    """Put what jobs ask to their clients until all have ended."""
     steps = [one.steps() for one in drives]
     waiting: dict[int, list[Group]] = {}
-    _take_on(steps, dict.fromkeys(range(len(jobs))), waiting)
+    _take_on(steps, dict.fromkeys(range(len(drives))), waiting)
     while waiting:
-        asked = [(jobs[at].engine, groups) for at, groups in waiting.items()]
+        asked = [(drives[at].engine, groups) for at, groups in waiting.items()]
         if len(asked) == 1:
             responses = [asked[0][0].dispatch(asked[0][1])]
         else:
             responses = asked[0][0].dispatch_all(asked)
         got, waiting = dict(zip(waiting, responses, strict=True)), {}
         _take_on(steps, got, waiting)
-    return [Finished(one.results(), one.rounds, one.traffic) for one in drives]
 
 
 def _take_on(steps: "Sequence[_Steps]", got: Mapping[int, Any], waiting: dict[int, list[Group]]) -> None:
@@ -293,6 +307,7 @@ class _Drive:
         self.times = [0.0] * len(job.programs)
         self.traffic = Traffic()
         self.barrier = 0  # rounds that all unfinished runs have completed
+        self.restored_at: int | None = None  # the barrier of the checkpoint that was continued from
         self.generators: dict[int, Lockstep] | None = None
         self.returned: dict[int, Any] = {}
 
@@ -323,7 +338,7 @@ class _Drive:
                 f"the checkpoint {path} has {len(document['states'])} runs and {len(self.programs)} are asked for",
                 _OTHERWISE,
             )
-        self.barrier = document["barrier"]
+        self.barrier = self.restored_at = document["barrier"]
         self.traffic = Traffic(**document.get("traffic", {}))
         self.rounds = [Round(**record) for record in document["rounds"]]
         for done in self.rounds:
