@@ -3,8 +3,9 @@
 
 Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning", ICML 2018; and, from the median on, reweighted
 means (Huber, "Robust Statistics", 1981): clients count in full, unless they are far from the middle beside others, or point
-the other way by more than chance explains. All need every client's own value, which leaves its worker: sums alone will not
-do (docs/privacy.md).
+the other way by more than chance explains, in this round or in all rounds so far: flipped signs are hardly seen in a single
+round in which clients differ much. All need every client's own value, which leaves its worker: sums alone will not do
+(docs/privacy.md).
 """
 
 from dataclasses import dataclass, replace
@@ -18,11 +19,13 @@ __all__ = ["MEDIAN", "Trimmed", "TrimmedByCluster", "plainly"]
 
 MEDIAN = 0.5 - 1e-9  # of the weight is trimmed at either end: the middle is left, or the mean of the two middle ones
 _NEAR, _FAR = (
-    5.0,
-    10.0,
+    3.0,
+    6.0,
 )  # usual distances from the middle: up to one a client counts in full, beyond the other not at all
 _OPPOSED = 2.0  # standard deviations of a random direction's cosine: who points the other way by so much does not count
 _STEPS = 5  # of reweighting
+_ALWAYS_OPPOSED = 3.0  # likewise over all rounds together
+_AS_OTHERS_AGREE = 0.5  # and by so much of what most clients agree
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,11 @@ class Trimmed(Individual):
 
     def finish(self, part: Tensors) -> Tensor:
         """Trim; with no weight at all, zero."""
-        return _middle(part["stack"], part["weight"], self.share, self.near)
+        return self.finish_knowing(part, _nothing(part))[0]
+
+    def finish_knowing(self, part: Tensors, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Trim, and add to the sums of how clients agreed and of rounds.  past [C, 2]"""
+        return _middle(part["stack"], part["weight"], self.share, past if self.near else None)
 
 
 @dataclass(frozen=True)
@@ -90,13 +97,18 @@ class TrimmedByCluster(Individual):
 
     def finish(self, part: Tensors) -> ClusterSums:
         """Trim; the sum of a cluster is its trimmed mean times its weight."""
+        return self.finish_knowing(part, _nothing(part))[0]
+
+    def finish_knowing(self, part: Tensors, past: Tensor) -> tuple[ClusterSums, Tensor]:
+        """Trim, and add to the sums of how clients agreed with those of their clusters and of rounds.  past [C, 2]"""
         value, weight = part["stack"], part["weight"]  # [C, ...], [C, K]
-        sums = [
-            _middle(value[:, k] if self.per_cluster else value, weight[:, k], self.share, self.near)
-            * weight[:, k].sum().to(value.dtype)
-            for k in range(weight.shape[1])
-        ]
-        return ClusterSums(torch.stack(sums), weight.sum(0))
+        sums, now = [], past
+        for k in range(weight.shape[1]):
+            own, past_of_own = value[:, k] if self.per_cluster else value, past if self.near else None
+            middle, after = _middle(own, weight[:, k], self.share, past_of_own)
+            sums.append(middle * weight[:, k].sum().to(value.dtype))
+            now = now + (after - past) * (weight[:, k] / weight.sum(1).clamp(min=1e-300))[:, None]
+        return ClusterSums(torch.stack(sums), weight.sum(0)), now
 
 
 def plainly(ask: Ask) -> Ask:
@@ -109,15 +121,25 @@ def _kept(value: "Tensor | RowProduct", weight: Tensor) -> Tensors:
     return {"stack": value.formed() if isinstance(value, RowProduct) else value, "weight": weight.to(torch.float64)}
 
 
-def _middle(value: Tensor, weight: Tensor, share: float, near: bool) -> Tensor:
-    """[C, ...], [C] -> [...]"""
+def _nothing(part: Tensors) -> Tensor:
+    return torch.zeros(len(part["stack"]), 2, dtype=torch.float64)
+
+
+def _middle(value: Tensor, weight: Tensor, share: float, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The middle, of who is near where there is a past, and the past with this round.
+
+    [C, ...], [C], [C, 2] -> [...], [C, 2]
+    """
     there = weight > 0
-    value, weight = value[there], weight[there]
-    if not len(value):
-        return value.new_zeros(value.shape[1:])
-    flat = value.flatten(1).to(torch.float64)
-    made = _trimmed(flat, weight, share)
-    return (_mean_of_near(flat, weight, made) if near else made).to(value.dtype).view(value.shape[1:])
+    now = _nothing({"stack": value}) if past is None else past.clone()
+    if not bool(there.any()):
+        return value.new_zeros(value.shape[1:]), now
+    flat = value[there].flatten(1).to(torch.float64)
+    made = _trimmed(flat, weight[there], share)
+    if past is not None:
+        made, agreed = _mean_of_near(flat, weight[there], made, past[there])
+        now[there] += torch.stack([agreed, torch.ones_like(agreed)], 1)
+    return made.to(value.dtype).view(value.shape[1:]), now
 
 
 def _trimmed(value: Tensor, weight: Tensor, share: float) -> Tensor:
@@ -129,15 +151,27 @@ def _trimmed(value: Tensor, weight: Tensor, share: float) -> Tensor:
     return (inside * ordered).sum(0) / inside.sum(0)
 
 
-def _mean_of_near(value: Tensor, weight: Tensor, middle: Tensor) -> Tensor:
-    """Reweight clients by distance and direction, from the middle.  [C, P], [C], [P] -> [P]"""
+def _mean_of_near(value: Tensor, weight: Tensor, middle: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """Reweight clients by distance and direction, from the middle.  [C, P], [C], [P], [C, 2] -> [P], how they agree [C]"""
+    weight, agreed = weight * _trusted(past), weight.new_zeros(len(weight))
     for _ in range(_STEPS):
         distance = torch.linalg.vector_norm(value - middle, dim=1)
         usual = _trimmed(distance[:, None], weight, MEDIAN)
         within = (_FAR - distance / usual.clamp(min=1e-300)) / (_FAR - _NEAR)
-        along = torch.nn.functional.cosine_similarity(value, middle[None], dim=1) * value.shape[1] ** 0.5
-        counts = weight * within.clamp(0, 1) * (along + _OPPOSED).clamp(0, 1)
+        agreed = torch.nn.functional.cosine_similarity(value, middle[None], dim=1) * value.shape[1] ** 0.5
+        counts = weight * within.clamp(0, 1) * (agreed + _OPPOSED).clamp(0, 1)
         if not float(counts.sum()) > 0:
             break
         middle = (counts[:, None] * value).sum(0) / counts.sum()
-    return middle
+    return middle, agreed
+
+
+def _trusted(past: Tensor) -> Tensor:
+    """How far clients count by what they did so far: not if they oppose others round after round.  [C, 2] -> [C]
+
+    A client that others never agree with has a sum near to zero, of as many standard normal variables as there were rounds.
+    Where most agree clearly, one that is merely different may oppose them a little.
+    """
+    agreed = past[:, 0] / past[:, 1].clamp(min=1).sqrt()
+    bound = max(_ALWAYS_OPPOSED, _AS_OTHERS_AGREE * float(agreed.median()))
+    return (agreed + bound + 1).clamp(0, 1)

@@ -185,6 +185,10 @@ PROGRAMS: dict[str, tuple[list[Program], type]] = {
         ],
         fedavg.LocalState,
     ),
+    "fedavg of who is near": (
+        [lambda s: fedavg.fedavg(s, model=LINE, rounds=8, step_size=0.1, seed=1, training=STEPS, robust="near")],
+        fedavg.State,
+    ),
     "fedavg that settles": (
         [lambda s: fedavg.fedavg(s, model=LINE, rounds=30, step_size=0.1, seed=1, training=STEPS, tol=0.1)],
         fedavg.State,

@@ -23,6 +23,7 @@ from coterie.engines.worker import Answer
 from coterie.errors import RunError
 from coterie.participation import Clock, Participants, Participation, select_participants
 from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
+from coterie.robust_folds import Trimmed, TrimmedByCluster
 
 __all__ = [
     "FAR", "Engine", "Finished", "Group", "Job", "Program", "Request", "Response", "Round", "Traffic", "drive_all", "finish",
@@ -308,6 +309,7 @@ class _Drive:
         self.traffic = Traffic()
         self.barrier = 0  # rounds that all unfinished runs have completed
         self.restored_at: int | None = None  # the barrier of the checkpoint that was continued from
+        self.past: dict[str, Tensor] = {}  # slot/field -> [M, 2] how clients agreed with others, and in how many rounds
         self.generators: dict[int, Lockstep] | None = None
         self.returned: dict[int, Any] = {}
 
@@ -349,6 +351,7 @@ class _Drive:
             if rest is not None:
                 own = {k.split("/", 2)[2]: v for k, v in tensors.items() if k.startswith(f"state/{run}/")}
                 self.states[run] = from_record(types[run], own, rest)
+        self.past = {name.removeprefix("past/"): one for name, one in tensors.items() if name.startswith("past/")}
         private = {name: value for name, value in tensors.items() if name.startswith("private/")}
         self.engine.restore(private, document.get("private"))
 
@@ -359,6 +362,7 @@ class _Drive:
             own, rest = ({}, None) if state is None else to_record(state)
             states.append(rest)
             tensors |= {f"state/{run}/{name}": value for name, value in own.items()}
+        tensors |= {f"past/{name}": value for name, value in self.past.items()}
         private, rest = self.engine.keep()
         rounds = [dict(vars(r), info=dict(r.info)) for r in self.rounds]
         document = {"barrier": self.barrier, "states": states, "rounds": rounds, "private": rest}
@@ -421,7 +425,8 @@ class _Drive:
         for (_, who), response in zip(groups, responses, strict=True):
             for at, answer in response.answers.items():
                 fresh = not knows[run_of(at)]
-                replies[at] = finish(asks[at], answer, who.asked, response.elapsed, fresh=fresh)
+                values = self._values(at, asks[at], answer)
+                replies[at] = finish(asks[at], answer, who.asked, response.elapsed, fresh=fresh, values=values)
                 tallies[run_of(at)].count(replies[at], longest(answer.lengths.get("update")))
             for run in {run_of(at) for at in response.answers}:
                 tallies[run].elapsed += response.elapsed
@@ -437,6 +442,18 @@ class _Drive:
             if isinstance(wanted, tuple) else replies[run]
             for run, wanted in waiting.items()
         }  # fmt: skip
+
+    def _values(self, at: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+        """Finish the folds that depend on earlier rounds too."""
+        out = {}
+        for name, part in answer.parts.items():
+            how = ask.fold[name]
+            if isinstance(how, Trimmed | TrimmedByCluster) and how.near:
+                key = f"{at}/{name}"
+                past = self.past.setdefault(key, torch.zeros(len(self.engine.keys), 2, dtype=torch.float64))
+                out[name], now = how.finish_knowing({k: v[0] for k, v in part.items()}, past[answer.ids])
+                self.past[key] = past.index_copy(0, answer.ids, now)
+        return out
 
     def _participants(self, waiting: Mapping[int, Ask]) -> list[tuple[list[int], Participants]]:
         """Group runs that ask the same clients at the same time: they share a pass over the rows."""
@@ -512,9 +529,20 @@ def _same_names(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def finish(ask: Ask, answer: Answer, asked: Tensor, elapsed: float, *, fresh: bool = True) -> Replies:
-    """Make of the merged parts what the algorithm sees; `fresh`: clients are sent what private state begins with."""
-    values = {name: ask.fold[name].finish({k: v[0] for k, v in part.items()}) for name, part in answer.parts.items()}
+def finish(
+    ask: Ask,
+    answer: Answer,
+    asked: Tensor,
+    elapsed: float,
+    *,
+    fresh: bool = True,
+    values: Mapping[str, Any] | None = None,
+) -> Replies:
+    """Make of the merged parts what the algorithm sees, where it is not made yet; `fresh`: private state begins here."""
+    values = dict(values or {})
+    for name, part in answer.parts.items():
+        if name not in values:
+            values[name] = ask.fold[name].finish({k: v[0] for k, v in part.items()})
     missing = asked[:0] if len(answer.ids) == len(asked) else asked[~torch.isin(asked, answer.ids)]
     sent = [*ask.shared.values(), *(ask.fresh.values() if fresh else ())]
     planned = len(asked) * sum(v.nbytes if isinstance(v, Tensor) else 8 for v in sent)
