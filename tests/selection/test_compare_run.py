@@ -12,7 +12,7 @@ from coterie.data.clients import Clients
 from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
 from coterie.methods.linear.choice import RIVAL, _place, _repeated, _Scores
-from coterie.methods.linear.scores import Judged
+
 from coterie.methods.linear.structures import Found
 from coterie.selection import ORDER, Comparison, compare
 from coterie.studies.data.planted import planted_structure

@@ -181,16 +181,17 @@ def write_comparison(folder: Path, found: Comparison, document: Mapping[str, Any
 
 def clients_table(found: Comparison) -> pa.Table:
     """Lay clients out in the order of their names; what a client does not have is null."""
-    columns: dict[str, Any] = {
-        "client": found.names.tolist(),
-        "rows": found.rows,
+    columns: dict[str, Any] = {"client": found.names.tolist(), "rows": found.rows}
+    if found.judged is None:  # sums were secure: nothing else is known of single clients
+        return pa.table(columns)
+    columns |= {
         "judged": found.judged,
         "outlier": np.isin(found.names, found.outliers),
         "outlier_score": _with_nulls(found.outlier_score),
         "gain": _with_nulls(found.gain),
     }
     groups = found.grouping
-    if groups is not None:
+    if groups is not None and groups.labels is not None:
         columns["label"] = pa.array(groups.labels, mask=groups.labels < 0)
         columns["agreement"] = _with_nulls(groups.agreement)
         columns |= {"margin": _with_nulls(groups.margin)}
@@ -203,6 +204,6 @@ def clients_table(found: Comparison) -> pa.Table:
     return pa.table(columns)
 
 
-def _with_nulls(values: np.ndarray) -> pa.Array:
-    values = np.asarray(values, dtype=np.float64)
+def _with_nulls(given: np.ndarray | None) -> pa.Array:
+    values = np.asarray(given, dtype=np.float64)
     return pa.array(values, mask=~np.isfinite(values))

@@ -197,7 +197,7 @@ def _worse(found: Comparison, known: Facts) -> list[str]:
         outliers = f", {number(known.counts.outliers, 'outlier')} among them," if known.counts.outliers else ""
         out.append(
             f"On their own held-out rows, {tally.worse} of {number(tally.clients, 'scored client')}{outliers} "
-            f"{'is' if tally.worse == 1 else 'are'} worse off than with {one_for_all(found)}: {some(found.worse_off)}."
+            f"{'is' if tally.worse == 1 else 'are'} worse off than with {one_for_all(found)}{_named(found.worse_off)}."
         )
     if known.predicts_worse:
         ours, theirs = (fixed(float(one.test_r2 or 0), 3) for one in (known.chosen, found["global"]))
@@ -210,19 +210,24 @@ def _worse(found: Comparison, known: Facts) -> list[str]:
 
 def _odd_clients(found: Comparison) -> list[str]:
     out = []
-    if found.outliers:
+    if found.n_outliers:
+        who = _named(found.outliers) or "; whose they are, their nodes can tell"
         out.append(
-            f"No shared model fits {number(len(found.outliers), 'client')}, not counted in the choice: "
-            f"{some(found.outliers)}. Check their data."
+            f"No shared model fits {number(found.n_outliers, 'client')}, not counted in the choice{who}. Check their data."
         )
-    if found.absent:
-        many = number(len(found.absent), "client")
-        out.append(f"{many} did not answer and took no part: {some(found.absent)}.")
+    if found.n_absent:
+        many = number(found.n_absent, "client")
+        out.append(f"{many} did not answer and took no part{_named(found.absent)}.")
     if found.too_small:
         have = "has" if len(found.too_small) == 1 else "have"
         few = number(len(found.too_small), "client")
         out.append(f"{few} {have} too few rows to be scored: {some(found.too_small)}.")
     return out
+
+
+def _named(names: tuple[str, ...]) -> str:
+    """Which clients, where that is known."""
+    return f": {some(names)}" if names else ""
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
