@@ -26,7 +26,7 @@ from coterie.algorithms.outliers import scored
 from coterie.protocol import Block, RowProduct, Stack, Sum, Tensors, answers, from_sums, one_run_at_a_time
 
 __all__ = [
-    "ERRORS",
+    "COLUMNS", "ERRORS",
     "HELD",
     "OUTLIER",
     "OUTLIER_SCORE",
@@ -52,8 +52,8 @@ OUTLIER = 3.5  # score above which a client is called an outlier
 ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: half of a squared normal variable
 HELD = 1e6  # how far a score may be from another, in nats per row: more is said of no model, also of one that diverged
 
-_LOSS, _METRIC, _ROWS, _LEAST, _LABEL, _MARGIN = range(6)
-_COLUMNS = 6
+COLUMNS = ("loss", "metric", "rows", "least", "label", "margin")  # of what clients keep
+_LOSS, _METRIC, _ROWS, _LEAST, _LABEL, _MARGIN = range(len(COLUMNS))
 _TINY = 1e-12
 _EQUAL = 1e-9  # gains that only rounding tells from none
 OUTLIER_SCORE = "outlier score"  # under this name clients keep theirs
@@ -69,14 +69,13 @@ def kept_name(problem: Problem, tag: str) -> str:
 
 def fresh_judged(problem: Problem, tag: str, settings: int) -> Tensors:
     """A client that has not judged anything."""
-    return {kept_name(problem, tag): torch.zeros(len(problem.held), settings, _COLUMNS, dtype=torch.float64)}
+    return {kept_name(problem, tag): torch.zeros(len(problem.held), settings, len(COLUMNS), dtype=torch.float64)}
 
 
 def keep_judged(problem: Problem, tag: str, reply: Tensors) -> Tensors:
     """What a client keeps of how it is served: values [C, F, J] by fold and setting."""
     settings, nothing = reply["loss"].shape, torch.zeros(())
-    names = ("loss", "metric", "rows", "least", "label", "margin")
-    every = [reply.get(name, nothing).to(torch.float64).expand(settings) for name in names]
+    every = [reply.get(name, nothing).to(torch.float64).expand(settings) for name in COLUMNS]
     return {kept_name(problem, tag): torch.stack(every, -1)}
 
 
@@ -347,7 +346,7 @@ def tell_new(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
 def tags_of(kept: Sequence[tuple[str, int]], deals: int, folds: tuple[int, int]) -> Tensors:
     """What clients begin with that have judged nothing: names with their settings; folds of the first deal and of others."""
     fresh = {
-        f"{tag} {d}" if d else tag: torch.zeros(folds[d > 0], settings, _COLUMNS, dtype=torch.float64)
+        f"{tag} {d}" if d else tag: torch.zeros(folds[d > 0], settings, len(COLUMNS), dtype=torch.float64)
         for d in range(deals)
         for tag, settings in kept
     }

@@ -136,8 +136,9 @@ def compare_run(
     """
     how: dict[str, Any] = {"quick": quick, "effort": effort}
     with holding_place(folder), keeping_answers(answers_of(folder), clients, chosen, **how):
-        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch, **how)
-        fit = fit_command(named, found[found.chosen].fit, seed=chosen.seed, on_flower=on_flower)
+        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, secure=chosen.secure, watch=watch, **how)
+        advice = found[found.chosen].fit
+        fit = fit_command(named, advice, seed=chosen.seed, on_flower=on_flower, secure=chosen.secure)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
         return Compared(found, document, fit, write_comparison(folder, found, document))
 
@@ -155,6 +156,7 @@ def keeping_answers(
         return nullcontext()
     asked = {"coterie": version("coterie"), "data": clients.fingerprint(), "quick": quick, "seed": chosen.seed}
     asked |= {"hidden": list(chosen.model.hidden), "effort": None if effort is None else vars(effort)}
+    asked |= {"secure": True} if chosen.secure else {}
     made: AbstractContextManager[None] = clients.train.federation.remembering(place, asked)
     return made
 

@@ -181,10 +181,19 @@ class _Parts:
             trials=self._trials(name),
             client_score=None if own is None else own.score[self.said.at(name)].numpy(),
             models=self._models(name),
-            fit=self.words.advice(name, setting),
+            fit=self._advice(name, setting),
             **self._on_test_rows(name),
             **self._on_new_clients(name),
         )
+
+    def _advice(self, name: str, setting: Setting) -> FitAdvice:
+        """How `coterie fit` fits it; with secure sums not from models of single clients."""
+        advice = self.words.advice(name, setting)
+        if not self.task.session.options.secure:
+            return advice
+        if advice.method == "ifca":
+            return replace(advice, options={**advice.options, "clusters.init": "balanced"})
+        return advice if advice.method != "mixture" else FitAdvice(None)  # FedGrEM's centre is robust, not a sum
 
     def _on_test_rows(self, name: str) -> dict[str, Any]:
         said, own, at = self.said, self.said.individual, self.said.at(name)

@@ -231,7 +231,9 @@ def _named(names: tuple[str, ...]) -> str:
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
-def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: bool = False) -> str | None:
+def fit_command(
+    data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: bool = False, secure: bool = False
+) -> str | None:
     """Write the command that fits a structure to the same data, quoted for a shell; None when there is none."""
     if advice.method is None or (data.path is None and not on_flower):
         return None
@@ -243,6 +245,7 @@ def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: b
     words += ["--method", advice.method]
     for name, value in advice.options.items():
         words += [_FLAGS[name], _listed_numbers(value)] if name in _FLAGS else ["--set", f"{name}={_toml(value)}"]
+    words += ["--secure"] if secure else []
     words += ["--seed", str(seed)] if seed else []
     return shlex.join(words)
 
