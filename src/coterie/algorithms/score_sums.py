@@ -121,13 +121,14 @@ def _others(part: Tensor) -> tuple[Tensor, Tensor]:
 def normal_score(half_squares: Tensor, n: Tensor, noise: Tensor) -> Tensor:
     """Log-likelihood of n rows with normal noise."""
     noise = noise.clamp(min=_TINY)
-    return -0.5 * n * (2 * math.pi * noise).log() - half_squares / noise
+    value: Tensor = -0.5 * n * (2 * math.pi * noise).log() - half_squares / noise
+    return value
 
 
 def _likelihoods(shared: dict[str, Any], part: Tensor, deal: int) -> Tensor:
     """Of held-out rows.  [C, V + 1, J, columns] -> [C, V + 1, J]"""
     loss, n, kind = part[..., _LOSS], part[..., _ROWS], shared["kinds"]
-    value = -loss - shared["shape"][deal] * n
+    value: Tensor = -loss - shared["shape"][deal] * n
     if bool((kind == ERRORS).any()):
         noise = noise_level(*_others(part), shared["noise"][deal])
         value = torch.where(kind == ERRORS, normal_score(loss, n, noise), value)

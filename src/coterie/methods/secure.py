@@ -61,10 +61,7 @@ def check_secure_comparison(clients: Clients, hidden: Sequence[int], *, secure: 
 
 def _check_starts(clients: Clients, options: FitOptions) -> None:
     if clients.schema.outcome is not None:
-        raise ConfigError(
-            f"clusters of {clients.schema.outcome} outcomes begin with models of clients, which secure sums do not tell",
-            "use --method shrunk, or leave secure out",
-        )
+        return  # they begin with models that are drawn
     if options.clusters.init == "spread" and (options.n_clusters or 1) > 1:
         raise ConfigError(
             "clusters.init=spread begins with models of single clients, which secure sums do not tell",

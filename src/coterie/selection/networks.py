@@ -147,7 +147,8 @@ class Networks:
             return margin
         found = Found("margin", ({},), self._judged([[fit] for fit in fits], "margin"), ())
         table = finished(with_noise(self.source, Table.of({"margin": found.judged}, self.task.problem)))
-        return margin / (2 * table.noise[0, -1, 0])
+        noise: Tensor = table.noise[0, -1, 0]
+        return margin / (2 * noise)
 
     def _judged(self, every: Every, tag: str, label: Tensor | None = None, margin: Tensor | None = None) -> Judged:
         measured = [

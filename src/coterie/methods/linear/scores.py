@@ -126,7 +126,7 @@ class Table:
 
     def at(self, name: str, setting: int) -> int:
         """The column of a structure's setting."""
-        return self.names[name].start + setting
+        return self.columns(name)[setting]
 
     def columns(self, name: str) -> list[int]:
         """Of all of a structure's settings."""
