@@ -69,10 +69,20 @@ def comparison(
     gain = by_name[chosen].client_score - by_name["global"].client_score
     judged = np.arange(n_clients) >= 2
     gain[~judged] = np.nan
+    seen = by_name["global"].client_test_metric - by_name[chosen].client_test_metric
     made = Comparison(
         "classification" if metric == "accuracy" else "regression", "days", metric, chosen, structures, names,
         np.full(n_clients, 40), judged, tuple(names[:2].tolist()), ("site-07",), np.zeros(n_clients),
         tuple(names[gain < 0].tolist()), gain, grouping(n_clients, ("age", "severity", "ward=icu"), stability),
         12.5, 0, {"folds": 5, "few_shot": 5}, ("Mixtures used at most 2,000 rows of a client.",),
+        n_judged=int(judged.sum()), n_outliers=1, held_out=sides(gain),
+        on_test=sides(-seen if metric == "accuracy" else seen),
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def sides(gain: np.ndarray) -> tuple[int, int, int]:
+    """How many are better off, worse off, and neither."""
+    there = gain[np.isfinite(gain)]
+    better, worse = int((there > 1e-9).sum()), int((there < -1e-9).sum())
+    return better, worse, len(there) - better - worse

@@ -21,6 +21,7 @@ __all__ = [
     "Measured",
     "Placed",
     "adjusted_rand",
+    "agreement",
     "class_counts_ask",
     "judged",
     "match_errors",
@@ -375,7 +376,11 @@ def adjusted_rand(labels: Labels, truth: Labels) -> float:
     labels, truth : Tensor, array or sequence
         [M] found and true label of each client.
     """
-    together = _clients_in_both(labels, truth)
+    return agreement(_clients_in_both(labels, truth))
+
+
+def agreement(together: np.ndarray) -> float:
+    """Adjusted Rand index of two labelings, from how many clients have each pair of labels.  [J, K]"""
     pairs, found, true, all_pairs = (
         float((n * (n - 1)).sum()) / 2 for n in (together, together.sum(1), together.sum(0), together.sum())
     )

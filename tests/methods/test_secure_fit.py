@@ -32,6 +32,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "shrunk": {"method": "shrunk", "prior": {"spread": "diagonal"}},
     "local": {"method": "local", "prior": {"penalty": 1.0}},
     "representation": {"method": "representation", "prior": {"rank": 2}},
+    "shrunk-chosen": {"method": "shrunk"},
+    "local-chosen": {"method": "local"},
+    "representation-chosen": {"method": "representation"},
 }
 
 
@@ -54,6 +57,7 @@ def test_every_method_finds_the_same(name: str, classes: bool) -> None:
         torch.testing.assert_close(shared(found)[key], value, rtol=1e-6, atol=1e-6)
     for one, other in zip(found.scores, plain.scores, strict=True):
         assert one.method == other.method
+        assert found.options.prior == plain.options.prior  # what was chosen
         for side in ("train", "test", "train_r2", "test_r2"):
             ours, theirs = getattr(one, side), getattr(other, side)
             assert (ours is None) == (theirs is None)
@@ -110,8 +114,6 @@ def test_the_second_phase_of_moment_descent_is_ifca_from_its_models() -> None:
     [
         ({"method": "moment-descent"}, "anchors", "init=balanced"),
         ({"method": "mixture"}, "robust centre", "--method ifca"),
-        ({"method": "shrunk"}, "prior.spread is chosen by scores", "prior.spread=diagonal"),
-        ({"method": "local"}, "prior.penalty is chosen by scores", "prior.penalty=1.0"),
         ({"method": "ifca"}, "init=spread", "balanced"),
         ({"method": "fedavg", "training": {"robust": "median"}}, "robust=median", "clip"),
         ({"method": "fedavg", "predictions": {"coverage": 0.9}}, "coverage", "leave it out"),

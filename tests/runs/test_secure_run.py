@@ -36,7 +36,6 @@ def test_a_run_folder_of_secure_sums(tmp_path: Path) -> None:
     ("how", "way_out"),
     [
         (("--method", "ifca"), "clusters.init=balanced"),
-        (("--method", "auto"), "name a --method"),
         (("--method", "mixture"), "leave secure out"),
     ],
 )

@@ -177,7 +177,7 @@ def test_new_clients_choose_by_their_rows_alone() -> None:
 def test_network_that_diverged_is_worst_and_not_infinite() -> None:
     bad = Measured(torch.tensor([torch.nan, torch.inf, 1.0]), torch.tensor([torch.nan, torch.inf, 0.5]), torch.ones(3))
     for regression in (True, False):
-        got = networks._replies([[bad]], regression)
+        got = networks._values([[bad]], regression)
         loss = got["loss"][:, 0, 0]
         assert bool(loss.isfinite().all())
         assert float(loss[:2].min()) >= 5e5

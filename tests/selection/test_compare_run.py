@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie.algorithms.linear_by_fold import Problem
 from coterie.data.arrays import from_arrays
 from coterie.data.clients import Clients
 from coterie.engines.drive import Round
 from coterie.errors import ConfigError, DataError
 from coterie.methods.linear.choice import RIVAL, _place, _repeated, _Scores
-from coterie.methods.linear.scores import Judged
+from coterie.methods.linear.scores import Judged, Table
 from coterie.methods.linear.structures import Found
+from coterie.select import Paired
 from coterie.selection import ORDER, Comparison, compare
 from coterie.studies.data.planted import planted_structure
 
@@ -209,9 +212,33 @@ def test_watchers_are_told() -> None:
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------
-def judged(score: Tensor, right: Tensor) -> Judged:
-    one, rows = torch.ones(len(score), dtype=torch.float64), torch.full((len(score),), 40.0, dtype=torch.float64)
-    return Judged(score[None], right[None], score[None], right[None], rows, rows, one[:1])
+@dataclass(frozen=True)
+class Values:
+    """Scores and metrics [J, M] of a structure's settings, which are here."""
+
+    found: Found
+    score: Tensor
+    metric: Tensor
+
+
+def values(name: str, settings: tuple[Any, ...], score: Tensor, metric: Tensor, **more: Any) -> Values:
+    score, metric = score.reshape(len(settings), -1), metric.reshape(len(settings), -1)
+    nothing = torch.zeros(1, 1, len(settings), dtype=torch.float64)
+    kept = Judged(((name, len(settings)),), torch.zeros(len(settings)), nothing, nothing, nothing)
+    return Values(Found(name, settings, kept, (), **more), score, metric)
+
+
+def scores_of(*every: Values, again: int = 0) -> list[_Scores]:
+    """Of all clients, and of clients drawn again."""
+    found = {one.found.name: one.found for one in every}
+    table = Table.of({name: one.judged for name, one in found.items()}, Problem(1, 0, 2, (0, 1, 2)))
+    score, metric = torch.cat([one.score for one in every]), torch.cat([one.metric for one in every])
+    draw = torch.Generator().manual_seed(0)
+    drawn = [torch.randint(score.shape[1], (score.shape[1],), generator=draw) for _ in range(again)]
+    return [
+        _Scores(found, table, Paired.of(score[:, some]), Paired.of(metric[:, some]), regression=True)
+        for some in (torch.arange(score.shape[1]), *drawn)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -225,13 +252,13 @@ def test_a_mixture_must_predict_about_as_well_as_the_best_of_the_others(
     noise = torch.randn(30, generator=draw, dtype=torch.float64)
     noise = spread * (noise - noise.mean())
     level = torch.zeros(30, dtype=torch.float64)
-    found = {
-        "global": Found("global", ({},), judged(level - 2, level + 5), ()),
-        "local": Found("local", ({},), judged(level - 1, level + 1), ()),
-        "mixture": Found("mixture", ({},), judged(level, 1 + worse + noise), ()),
-    }
-    scores = _Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True)
-    assert scores._predicts(dict.fromkeys(found, 0)) is predicts
+    (scores,) = scores_of(
+        values("global", ({},), level - 2, level + 5),
+        values("local", ({},), level - 1, level + 1),
+        values("mixture", ({},), level, 1 + worse + noise),
+    )
+    assert scores.metric is not None
+    assert scores._predicts(dict.fromkeys(scores.found, 0), scores.metric) is predicts
     assert (scores.choice(0.0).barred == ("mixture",)) is not predicts
 
 
@@ -242,7 +269,7 @@ def test_of_structures_with_as_many_parameters_own_levels_come_right_after_one_m
     assert one < shrunk[0] < groups < local < shrunk[1] < few < shrunk[2] == shrunk[3]
 
 
-def level_found(df: dict[str, float]) -> dict[str, Found]:
+def level_found(df: dict[str, float]) -> list[Values]:
     """Structures that are all as good, and better than one model for all."""
     draw = torch.Generator().manual_seed(0)
     base = torch.randn(30, generator=draw, dtype=torch.float64)
@@ -251,10 +278,8 @@ def level_found(df: dict[str, float]) -> dict[str, Found]:
         "shrunk": {"prior": "diagonal"},
         "local": {"penalty": 1.0},
     }
-    found = {"global": Found("global", ({"penalty": 0.1},), judged(base - 1, base), (), df=(4.0,))}
-    for name, own in df.items():
-        found[name] = Found(name, (settings[name],), judged(base, base), (), df=(own,))
-    return found
+    others = [values(name, (settings[name],), base, base, df=(own,)) for name, own in df.items()]
+    return [values("global", ({"penalty": 0.1},), base - 1, base, df=(4.0,)), *others]
 
 
 @pytest.mark.parametrize(
@@ -267,20 +292,17 @@ def level_found(df: dict[str, float]) -> dict[str, Found]:
     ],
 )
 def test_simpler_means_fewer_effective_parameters(df: dict[str, float], chosen: str) -> None:
-    found = level_found(df)
-    scores = _Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True)
+    (scores,) = scores_of(*level_found(df))
     assert scores.choice(0.005).winner == chosen
 
 
 def test_own_intercepts_are_a_candidate_beside_other_models_of_clients_own() -> None:
     found = level_found({"clusters": 38.0})
-    base = found["clusters"].judged.score[0]
+    base = found[1].score[0]
     jitter = 0.1 * torch.randn(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    rows = found["clusters"].judged.rows
     scores = torch.stack([base - 0.001, base + 0.05 + jitter - jitter.mean()])  # level by the tolerance, and the best
-    of = Judged(scores, scores, scores, scores, rows, rows, torch.ones(2, dtype=torch.float64))
-    found["shrunk"] = Found("shrunk", ({"prior": "intercept"}, {"prior": "full"}), of, (), df=(34.0, 60.0))
-    choice = _Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True).choice(0.06)
+    shrunk = values("shrunk", ({"prior": "intercept"}, {"prior": "full"}), scores, scores, df=(34.0, 60.0))
+    choice = scores_of(*found, shrunk)[0].choice(0.06)
     assert (choice.winner, choice.settings["shrunk"]) == ("shrunk", 0)
 
 
@@ -295,12 +317,13 @@ def test_what_is_simpler_is_taken_where_more_is_not_clear(gain: float, more: flo
     error = 0.1 / 30**0.5
     own = base + one + gain * error
     groups = own + two + more * error
-    found = {
-        "global": Found("global", ({"penalty": 0.1},), judged(base, base), (), df=(4.0,)),
-        "shrunk": Found("shrunk", ({"prior": "intercept"},), judged(own, own), (), df=(20.0,)),
-        "clusters": Found("clusters", ({"n_clusters": 2},), judged(groups, groups), (), df=(38.0,)),
-    }
-    choice, shares = _repeated(_Scores.of(found, torch.ones(30, dtype=torch.bool), regression=True), 0.0, 200, 0)
+    first, *again = scores_of(
+        values("global", ({"penalty": 0.1},), base, base, df=(4.0,)),
+        values("shrunk", ({"prior": "intercept"},), own, own, df=(20.0,)),
+        values("clusters", ({"n_clusters": 2},), groups, groups, df=(38.0,)),
+        again=200,
+    )
+    choice, shares = _repeated(first, again, 0.0)
     assert choice.winner == chosen
     assert shares["shrunk"] > RIVAL or chosen == "clusters"  # it is a rival wherever it is not left behind
 

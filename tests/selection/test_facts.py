@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comparisons import LABELS, comparison
-from coterie.select import difference
+from comparisons import LABELS, comparison, sides
+from coterie.select import Paired, difference
 from coterie.selection.facts import facts
 from coterie.selection.result import ORDER, Comparison, Structure
 from coterie.selection.text import answer
@@ -38,8 +38,8 @@ def comparisons(draw: Any) -> Comparison:
     shares = made.dirichlet(np.full(len(ORDER), draw(st.sampled_from([0.1, 1.0, 10.0]))))
 
     def versus(name: str, other: str, values: dict[str, np.ndarray]) -> Any:
-        gap = [torch.from_numpy(np.where(outlier, np.nan, values[one])) for one in (name, other)]
-        return None if name == other else difference(*gap)
+        both = np.stack([np.where(outlier, np.nan, values[one]) for one in (name, other)])
+        return None if name == other else difference(Paired.of(torch.from_numpy(both)), 0, 1)
 
     on_test = {name: np.where(tested, value, np.nan) for name, value in score.items()}
     error = {name: np.where(tested, np.round(2.0 - value, draw(st.sampled_from([1, 6]))), np.nan)
@@ -57,14 +57,16 @@ def comparisons(draw: Any) -> Comparison:
             client_test_score=on_test[name], test_versus_global=versus(name, "global", on_test),
             test_r2=float(made.uniform(-0.2, 1.0)), barred=name == "mixture" and chosen != name and bool(made.integers(2)),
             new_versus_global=None if name == "global" else difference(
-                torch.from_numpy(made.normal(gains[name], 0.1, 8)), torch.zeros(8, dtype=torch.float64)
+                Paired.of(torch.from_numpy(np.stack([made.normal(gains[name], 0.1, 8), np.zeros(8)]))), 0, 1
             ),
             chosen_share=float(shares[ORDER.index(name)]),
         )  # fmt: skip
 
     gain = score[chosen] - score["global"]
     return replace(
-        found, structures=tuple(map(structure, found.structures)), judged=judged, gain=gain,
+        found, n_judged=int(judged.sum()), n_outliers=int((outlier & judged).sum()), n_absent=away,
+        held_out=sides(gain), on_test=sides(error["global"] - error[chosen]),
+        structures=tuple(map(structure, found.structures)), judged=judged, gain=gain,
         too_small=tuple(names[np.isin(kind, [0] * small)]), absent=tuple(names[np.isin(kind, [1] * away)]),
         outliers=tuple(names[outlier & judged]), worse_off=tuple(names[gain < 0]), notes=(),
         tolerance=draw(st.sampled_from([0.0, 0.005, 0.05])), settings={"repetitions": 100, "deals": 2, "few_shot": 5},

@@ -48,6 +48,8 @@ class Problem:
         What a row of each class counts in training; () counts all alike. Held-out rows always do.
     outcome : str
         What the target is, where it is neither a plain number nor one of several classes; else "".
+    deal : int
+        Which deal of rows to folds this is: clients keep how they are served by each.
     """
 
     n_features: int
@@ -56,6 +58,7 @@ class Problem:
     held: tuple[int, ...]
     class_weights: tuple[float, ...] = ()
     outcome: str = ""
+    deal: int = 0
 
     @property
     def n_outputs(self) -> int:

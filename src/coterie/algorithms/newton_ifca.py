@@ -20,8 +20,9 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Curves, Problem, curves, noise_level
 from coterie.algorithms.outcome_curves import Likelihood
-from coterie.algorithms.random_effects import OWN, fresh_model
-from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
+from coterie.algorithms.random_effects import OWN, Prior, fresh_model
+from coterie.algorithms.robust import COUNT, ONCE, SQUARES
+from coterie.algorithms.score_sums import fresh_judged, keep_judged, normal_score
 from coterie.local import worst_if_nan
 from coterie.protocol import (
     Algorithm,
@@ -44,6 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 _DRAWN = 4  # clients that are asked for their own models, for every start
+_TRIED = 5  # models that are drawn where clients are not asked, for each that goes on
 _FAR = 1.0  # log odds of a standard deviation by which a classifier moves in a round, at most
 _STILL = 1e-4  # a move, relative to the largest parameter, after which nothing more is expected
 _SETTLED = 1e-3  # and after which it is known which clients belong together, so that clusters may grow again
@@ -118,7 +120,7 @@ def nobody_yet(problem: Problem, settings: int) -> Clusters:
 
 def newton_ifca(
     state: State | None, *, start: Clusters, problem: Problem, n_clusters: int, penalties: tuple[float, ...], rounds: int,
-    starts: int = 1, seed: int = 0, still: float = _STILL,
+    starts: int = 1, seed: int = 0, still: float = _STILL, drawn: Prior | None = None,
 ) -> Algorithm:  # fmt: skip
     """Label clients and fit models in turn until nothing moves; then grow, where more clusters are wanted.
 
@@ -137,6 +139,8 @@ def newton_ifca(
         Clients whose own models are tried as the next cluster's.
     still : float
         A move, relative to the largest parameter, after which nothing more is expected.
+    drawn : Prior, optional
+        Where models are drawn from as the next cluster's, in place of those of single clients.
     """
     grows = n_clusters > start.theta.shape[2]
     if state is None:
@@ -157,7 +161,10 @@ def newton_ifca(
             state = _best(state)
         if state.theta.shape[2] == n_clusters:
             return state
-        further = yield from _further(state, problem, starts, seed)
+        if drawn is None:
+            further = yield from _further(state, problem, starts, seed)
+        else:
+            further = yield from _further_drawn(state, problem, drawn, starts, seed)
         if further is None:  # nobody answered
             return state
         runs = further.shape[1]
@@ -249,6 +256,22 @@ def _further(found: Clusters, problem: Problem, starts: int, seed: int) -> Algor
     return models[fits, best]
 
 
+def _further_drawn(found: Clusters, problem: Problem, prior: Prior, starts: int, seed: int) -> Algorithm:
+    """Models that are drawn as clients' are, of which those go on that help everybody most.  -> [F, J, P], or None"""
+    n_clusters, many = found.theta.shape[2], starts if not problem.is_regression else _DRAWN * starts
+    draw = keys.generator(seed, n_clusters, "growth")
+    z = torch.randn(_TRIED * many, prior.root.shape[-1], generator=draw, dtype=torch.float64)
+    models = prior.mean[:, :1] + torch.einsum("fpr,lr->flp", prior.root[:, 0], z)  # [F, L, P]
+    told = yield Ask(
+        candidate_gain, {"problem": problem, "theta": found.theta, "noise": found.noise, "models": models},
+        {"gain": Sum()}, fresh=problem.fresh, scratch=problem.scratch(n_clusters + len(z)),
+    )  # fmt: skip
+    if told is None or told.n == 0:
+        return None
+    best = told["gain"].argsort(1, descending=True)[:, :many]
+    return models[torch.arange(len(models))[:, None], best]
+
+
 def _drawn(gaps: Tensor, n: int, draw: torch.Generator) -> Tensor:
     """The client that is served worst, and others in proportion to how badly they are served.  [C, F] -> [F, L]"""
     badly = gaps.T.nan_to_num(nan=0.0, posinf=0.0).clamp(min=0) + 1e-12
@@ -260,15 +283,17 @@ def _drawn(gaps: Tensor, n: int, draw: torch.Generator) -> Tensor:
     return torch.cat([worst, torch.multinomial(others, n - 1, generator=draw)], 1)
 
 
-def judge_clusters_ask(found: Clusters, problem: Problem) -> Ask:
-    """Ask clients for their cluster, and how well it serves their held-out rows."""
-    names = ("loss", "metric", "rows", "label", "margin", *(["least"] if problem.outcome else []))
-    fold = {name: Stack() for name in names}
-    shared = {"problem": problem, "theta": found.theta, "noise": found.noise}
+def judge_clusters_ask(found: Clusters, problem: Problem, tag: str) -> Ask:
+    """Let clients keep their cluster and how well it serves their held-out rows; of all together, tell sums.
+
+    `level` is the sum of clients' scores, with the common noise of the fits: see `score_sums.py` for how they are compared.
+    """
+    fold = {name: Sum() for name in ("loss", "rows", "level", "sizes", "there")}
+    shared = {"problem": problem, "theta": found.theta, "noise": found.noise, "tag": tag}
     return Ask(
-        judge_clusters, shared, fold, fresh=problem.fresh,
+        judge_clusters, shared, fold, fresh={**problem.fresh, **fresh_judged(problem, tag, found.theta.shape[1])},
         scratch=problem.scratch(found.theta.shape[1] * found.theta.shape[2]),
-        limits={"loss": problem.losses, "metric": LOSSES, "rows": COUNT},
+        limits={"loss": problem.losses, "rows": COUNT},
     )  # fmt: skip
 
 
@@ -351,11 +376,11 @@ def own_model(shared: dict[str, Any], each: Tensors, private: Tensors, data: Blo
     return {"theta": private[OWN]}, {}
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack(), label=Stack(), margin=Stack(), least=Stack())
+@answers(loss=Sum(), rows=Sum(), level=Sum(), sizes=Sum(), there=Sum())
 @from_sums
 @one_run_at_a_time
 def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Take the model that serves the training rows best, and judge it by the held-out ones."""
+    """Take the model that serves the training rows best, judge it by the held-out ones, and keep what comes of it."""
     problem, theta, common = shared["problem"], shared["theta"], shared["noise"][..., None]
     at, kept = curves(problem, private, data)
     losses = _losses(at, theta)  # [F, J, K, C]
@@ -364,10 +389,26 @@ def judge_clusters(shared: dict[str, Any], each: Tensors, private: Tensors, data
     two = losses.topk(min(2, theta.shape[2]), 2, largest=False).values
     values = [_objective(problem, value, at.n, common) for value in (two[:, :, -1], two[:, :, 0])]
     margin = (values[0] - values[1]) / at.n.clamp(min=1)
-    reply = {"loss": loss, "metric": right, "rows": at.n_held, "label": label, "margin": margin}
+    there = (at.n_held > 0).flatten(0, 1).any(0)  # [C]
+    reply = {"loss": loss, "metric": right, "rows": at.n_held.expand_as(loss), "label": label, "margin": margin}
     if isinstance(at, Likelihood):
         reply["least"] = at.least(_taken(theta, label))
-    return {name: value.movedim(2, 0) for name, value in reply.items()}, kept
+    reply = {name: value.movedim(2, 0) for name, value in reply.items()}  # [C, F, J]
+    told = {"loss": reply["loss"], "rows": reply["rows"][:, :, :1], "there": there.to(torch.float64)}
+    told["level"] = _level(problem, reply, shared["noise"])
+    told["sizes"] = one_hot(reply["label"][:, -1], theta.shape[2]) * told["there"][:, None, None]  # [C, J, K]
+    return told, {**kept, **keep_judged(problem, shared["tag"], reply)}
+
+
+def _level(problem: Problem, reply: Tensors, common: Tensor) -> Tensor:
+    """Scores of a client with rows enough.  [C, F, J], [F, J] -> [C, J]"""
+    loss, n = (reply[name][:, : problem.n_folds] for name in ("loss", "rows"))
+    rows = n.sum(1)
+    value = -loss
+    if problem.is_regression:
+        h, m = loss.sum(1, keepdim=True) - loss, rows[:, None] - n
+        value = normal_score(loss, n, noise_level(h, m, common[: problem.n_folds]))
+    return value.sum(1) / rows.clamp(min=1) * (rows >= problem.n_folds)
 
 
 def _losses(at: Curves, theta: Tensor) -> Tensor:

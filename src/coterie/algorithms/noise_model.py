@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.row_mixture import LEAST, responsible, rows_of, settled, shares
-from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Stack, Sum, Tensors, answers, one_run_at_a_time
+from coterie.protocol import Algorithm, Ask, Block, Replies, Save, Sum, Tensors, answers, one_run_at_a_time
 
 __all__ = [
     "NoiseModel", "State", "by_size", "expect_noise", "judge_noise", "judge_noise_ask", "noise_model", "widen_noise",
@@ -107,7 +107,7 @@ def by_size(found: NoiseModel, sizes: tuple[int, ...]) -> list[NoiseModel]:
 
 def judge_noise_ask(found: NoiseModel, problem: Problem) -> Ask:
     """Ask clients how likely held-out rows are, with a shape of the noise of one size and with plain normal noise."""
-    fold = {"loss": Stack(), "plain": Stack()}
+    fold = {"loss": Sum(), "plain": Sum()}
     return Ask(judge_noise, {"problem": problem, **_tensors(found)}, fold, scratch=6 * found.weights.numel())
 
 
@@ -146,7 +146,7 @@ def expect_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: 
     return {"moments": torch.stack(sums, -1).movedim(2, 0)}, {}
 
 
-@answers(loss=Stack(), plain=Stack())
+@answers(loss=Sum(), plain=Sum())
 @one_run_at_a_time
 def judge_noise(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
     """Minus the log-likelihood of held-out rows, with the noise's shape and with normal noise.  -> [C, F] each"""

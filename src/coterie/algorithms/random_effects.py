@@ -19,6 +19,7 @@ from coterie.algorithms.effects_of_squares import FromCovariance, effects_of_squ
 from coterie.algorithms.linear_by_fold import Curves, Problem, Squares, curves, noise_level
 from coterie.algorithms.outcome_curves import Likelihood
 from coterie.algorithms.robust import COUNT, LOSSES, ONCE, SQUARES
+from coterie.algorithms.score_sums import fresh_judged, keep_judged, kept_name
 from coterie.models import Dense
 from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import (
@@ -234,18 +235,22 @@ def _root(root: Tensor, spread: Tensor, kind: Kind, problem: Problem) -> Tensor:
 def judge_effects_ask(
     prior: Prior, problem: Problem, tag: str, *, keep: int | None = None, effects: bool = False
 ) -> Ask:
-    """Ask clients how well the models that they make of the prior serve their held-out rows, and how free these are.
+    """Let clients keep how well the models that they make of the prior serve their held-out rows.
+
+    Of all together, sums are told, and how free these models are.
 
     Parameters
     ----------
     keep : int, optional
         The setting whose model a client keeps as its own.
     effects : bool
-        Whether clients tell v_i, for a map of them.
+        Whether clients tell v_i, for a map of them, and nothing else.
     """
-    fold: dict[str, Fold] = {name: Stack() for name in ("loss", "metric", "rows", *(["effects"] if effects else []))}
-    fold |= {"df": Sum()}
-    return _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
+    if effects:
+        return _ask(judge_effects, prior, problem, tag, {"effects": Stack()}, steps=8)
+    fold: dict[str, Fold] = {name: Sum() for name in ("loss", "rows", "df")}
+    ask = _ask(judge_effects, prior, problem, tag, fold, steps=8, keep=keep)
+    return replace(ask, fresh={**ask.fresh, **fresh_judged(problem, tag, prior.mean.shape[1])})
 
 
 def adapt_effects_ask(prior: Prior, problem: Problem, model: Dense) -> Ask:
@@ -347,11 +352,11 @@ def _about_mean(shared: dict[str, Any], at: Curves, found: "_Effects", there: Te
     return {"slope": there[..., None] * slope, "information": there[..., None, None] * known}
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack(), effects=Stack(), df=Sum())
+@answers(loss=Sum(), rows=Sum(), effects=Stack(), df=Sum())
 @from_sums
 @one_run_at_a_time
 def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Make a model of the prior and of the client's training rows, and judge it by the held-out ones."""
+    """Make a model of the prior and of the client's training rows, judge it by the held-out ones, and keep that."""
     at, products = curves(shared["problem"], private, data)
     found = _effects(shared, private, at)
     models = _models(shared["mean"], shared["root"], found.v)
@@ -359,8 +364,12 @@ def judge_effects(shared: dict[str, Any], each: Tensors, private: Tensors, data:
     kept = {**products, **_kept(shared, found)}
     if shared["keep"] is not None:
         kept[OWN] = models[:, shared["keep"]].transpose(0, 1)
-    reply = {"loss": loss, "metric": right, "rows": at.n_held, "effects": found.v, "df": found.freedom}
-    return _by_client(reply), kept
+    told = _by_client({"effects": found.v, "df": found.freedom})
+    if kept_name(shared["problem"], shared["tag"]) in private:
+        judged = _by_client({"loss": loss, "metric": right, "rows": at.n_held.expand_as(loss)})
+        told |= {"loss": judged["loss"], "rows": judged["rows"][:, :, :1]}
+        kept |= keep_judged(shared["problem"], shared["tag"], judged)
+    return told, kept
 
 
 @answers()

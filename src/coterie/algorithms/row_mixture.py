@@ -17,7 +17,8 @@ from torch import Tensor
 
 from coterie import keys
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
-from coterie.algorithms.robust import COUNT, LOSSES
+from coterie.algorithms.robust import COUNT
+from coterie.algorithms.score_sums import fresh_judged, keep_judged
 from coterie.protocol import (
     Algorithm,
     Ask,
@@ -25,7 +26,6 @@ from coterie.protocol import (
     Replies,
     RowProduct,
     Save,
-    Stack,
     Sum,
     Tensors,
     answers,
@@ -160,11 +160,12 @@ def shares(rows: Tensor) -> Tensor:
     return ((rows + 1e-6) / (rows + 1e-6).sum(-1, keepdim=True)).clamp(min=1e-12)
 
 
-def judge_mixed_ask(found: Mixed, problem: Problem) -> Ask:
-    """Ask clients how likely held-out rows are under mixtures of one size, once they have found their proportions."""
-    fold = {name: Stack() for name in ("loss", "metric", "rows")}
-    limits = {"metric": LOSSES, "rows": COUNT}  # losses are minus log densities, which may be negative
-    return Ask(judge_mixed, _shared(found, problem), fold, scratch=_scratch(found), limits=limits)
+def judge_mixed_ask(found: Mixed, problem: Problem, tag: str) -> Ask:
+    """Let clients keep how likely held-out rows are under mixtures of one size, once they have found their proportions."""
+    fold = {name: Sum() for name in ("loss", "rows", "there")}
+    limits = {"rows": COUNT}  # losses are minus log densities, which may be negative
+    fresh, shared = fresh_judged(problem, tag, found.theta.shape[1]), {**_shared(found, problem), "tag": tag}
+    return Ask(judge_mixed, shared, fold, fresh=fresh, scratch=_scratch(found), limits=limits)
 
 
 def _scratch(state: Mixed) -> int:
@@ -210,10 +211,10 @@ def _side_by_side(some: list[Tensor], train: Tensor) -> Tensor:
     return made
 
 
-@answers(loss=Stack(), metric=Stack(), rows=Stack())
+@answers(loss=Sum(), rows=Sum(), there=Sum())
 @one_run_at_a_time
 def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Find the client's proportions and noise in its training rows, and judge the mixture by the held-out ones."""
+    """Find the client's proportions and noise in its training rows, judge the mixture by held-out ones, and keep that."""
     train, held = (mask[:, None] for mask in shared["problem"].masks(data))  # [F, 1, C, N]
     noise, common = shared["noise"][..., None], shared["weights"][..., None]
     squares = _scaled_residuals(shared, data).square_()
@@ -222,8 +223,11 @@ def judge_mixed(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
     theta = torch.einsum("fjrc,fjrp->cfjp", weights, shared["theta"])
     expected = (theta.flatten(1, 2) @ z[..., :-1].transpose(1, 2)).view(*theta.shape[:3], -1)  # [C, F, J, N]
     wrong = ((expected - z[..., -1][:, None, None]).square().movedim(0, 2) * held).sum(-1)
-    reply = {"loss": loss, "metric": wrong, "rows": held.sum(-1)}  # [F, J, C]
-    return {name: value.movedim(2, 0) for name, value in reply.items()}, {}
+    reply = {"loss": loss, "metric": wrong, "rows": held.sum(-1).expand_as(loss)}  # [F, J, C]
+    reply = {name: value.movedim(2, 0) for name, value in reply.items()}
+    told = {"loss": reply["loss"], "rows": reply["rows"][:, :, :1]}
+    told["there"] = (reply["rows"] > 0).flatten(1).any(1).to(torch.float64)
+    return told, keep_judged(shared["problem"], shared["tag"], reply)
 
 
 def settled(

@@ -28,6 +28,7 @@ __all__ = [
     "Missing",
     "NewClients",
     "OutcomeWord",
+    "Secure",
     "Seed",
     "Sep",
     "Split",
@@ -59,6 +60,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to
 Hidden = Annotated[str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; linear by default.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 Missing = Annotated[str | None, typer.Option(help="Missing values: error, mean or drop.")]
+Secure = Annotated[
+    bool, typer.Option("--secure", help="Add up securely: only sums over all nodes are known to the server.")
+]
 TaskName = Annotated[str | None, typer.Option(help="auto, regression or classification.")]
 OutcomeWord = Annotated[
     str | None, typer.Option("--outcome", help=f"What the target is, if no plain number or class: {', '.join(NAMES)}.")

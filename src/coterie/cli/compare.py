@@ -23,6 +23,7 @@ from coterie.cli.arguments import (
     Missing,
     NewClients,
     OutcomeWord,
+    Secure,
     Sep,
     Split,
     Target,
@@ -56,6 +57,7 @@ def compare_command(
     hidden: Hidden = None,
     quick: Annotated[bool, typer.Option("--quick", help="Try fewer starts and settings.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    secure: Secure = False,
     missing: Missing = None,
     task: TaskName = None,
     outcome: OutcomeWord = None,
@@ -83,7 +85,7 @@ def compare_command(
         min_rows=min_rows, test_size=test_size, new_clients=NEW_CLIENTS if new_clients is None else new_clients,
         split=split, sep=sep, decimal=decimal, thousands=thousands, encoding=encoding,
     )  # fmt: skip
-    chosen = options(given({"seed": seed, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
+    chosen = options(given({"seed": seed, "secure": secure, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
     folder = out_ or free_folder(f"{stem_of(data)}-compare")
     with holding_place(folder):
         check_free(folder)

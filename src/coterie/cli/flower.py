@@ -26,6 +26,7 @@ from coterie.cli.arguments import (
     Missing,
     NewClients,
     OutcomeWord,
+    Secure,
     Sep,
     Split,
     Target,
@@ -130,6 +131,7 @@ def compare_command(
     hidden: Hidden = None,
     quick: Annotated[bool, typer.Option("--quick", help="Try fewer starts and settings.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    secure: Secure = False,
     missing: Missing = None,
     task: TaskName = None,
     outcome: OutcomeWord = None,
@@ -157,6 +159,7 @@ def compare_command(
     from coterie.config import options
 
     said = {"hidden": layer_sizes(hidden) or (), "quick": quick, "seed": seed, "new_clients": new_clients}
+    said |= {"secure": True} if secure else {}
     said |= {} if test_size is None else {"test_size": test_size}
     read = given(data_tree(
         None, exclude, categorical, missing=missing, task=task, outcome=outcome, event=event, min_rows=min_rows,

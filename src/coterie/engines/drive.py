@@ -113,7 +113,8 @@ class Request:
     asks : mapping
         Run -> its ask; all are put to the same clients.
     after : int, optional
-        The number of an earlier request of the message: clients go on from what that has left with them.
+        The number of an earlier request of the message: clients go on from what that has left with them, beside what they
+        keep here already.
     """
 
     engine: Any

@@ -82,7 +82,9 @@ class InProcess:
         out = []
         for request in requests:
             if request.after is not None:
-                request.engine.private = requests[request.after].engine.private
+                left = requests[request.after].engine.private
+                own = request.engine.private
+                request.engine.private = {run: {**own.get(run, {}), **left.get(run, {})} for run in {**own, **left}}
             out.append(request.engine.asks(request.asks))
         return out
 

@@ -14,7 +14,7 @@ from coterie.engines.in_process import Program, Round
 from coterie.evaluate import measure_placed_ask, measured_in, place_ask, summed
 from coterie.local import worst_if_nan
 from coterie.methods.session import On, Prepared, Session
-from coterie.select import simplest
+from coterie.select import Paired, simplest
 
 __all__ = ["best_start", "first_bound", "number_of_clusters"]
 
@@ -121,7 +121,9 @@ class _Search:
         """The smallest number that is as good as the best."""
         numbers = sorted(self.losses)
         return numbers[
-            simplest(-worst_if_nan(torch.stack([self.losses[k] for k in numbers]).double()), errors=self.errors)
+            simplest(
+                Paired.of(-worst_if_nan(torch.stack([self.losses[k] for k in numbers]).double())), errors=self.errors
+            )
         ]
 
 

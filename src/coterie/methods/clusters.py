@@ -112,8 +112,9 @@ def _train_outcome(session: Session, made: Prepared, model: Dense) -> _Trained:
     t, c, k = session.options.training, session.options.clusters, session.options.n_clusters
     assert k is not None
     program = partial(
-        newton_clusters, model=model, n_clusters=k, starts=c.n_init, rounds=t.rounds, seed=session.options.seed
-    )
+        newton_clusters, model=model, n_clusters=k, starts=c.n_init, rounds=t.rounds, seed=session.options.seed,
+        drawn=session.options.secure,
+    )  # fmt: skip
     done, beside = run_beside(session, made, program, fedavg.State, t.rounds)
     return _Trained(done.states[0].theta, done.rounds, beside)
 

@@ -63,7 +63,7 @@ class On:
         What clients keep, and start from.
     after : int, optional
         The number of an earlier part of the message, on other rows of the same clients: they go on from what that has left
-        with them.
+        with them, beside what they keep.
     """
 
     rows: Ragged

@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
-from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.errors import CoterieError, RunError
 from coterie.methods.session import Watch
 from coterie.report.comparison import read_comparison
 from coterie.runs.comparison import about, keeping_answers, write_comparison
@@ -36,11 +36,6 @@ def settled_run(
     `begun` is told that there is a run folder.
     """
     check_options(chosen)
-    if chosen.secure:
-        raise ConfigError(
-            "method auto compares structures by scores of single clients, which secure sums do not tell",
-            "name a --method, such as shrunk with --set prior.spread=diagonal",
-        )
     with holding(folder):
         if _is_settled(folder, chosen):
             return read_options(folder)
@@ -68,7 +63,7 @@ def _settled(clients: Clients, chosen: FitOptions, folder: Path, watch: Watch | 
     inside = folder / _FOLDER
     if not inside.exists():
         with keeping_answers(folder / "checkpoints" / "answers", clients, chosen):
-            found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
+            found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, secure=chosen.secure, watch=watch)
             document = about(found, data=chosen.data.model_dump(mode="json"), command=begun_by(folder), fit=None)
             write_comparison(inside, found, document)
     return advised(read_comparison(inside)).into(chosen)

@@ -136,8 +136,9 @@ def compare_run(
     """
     how: dict[str, Any] = {"quick": quick, "effort": effort}
     with holding_place(folder), keeping_answers(answers_of(folder), clients, chosen, **how):
-        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch, **how)
-        fit = fit_command(named, found[found.chosen].fit, seed=chosen.seed, on_flower=on_flower)
+        found = compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, secure=chosen.secure, watch=watch, **how)
+        advice = found[found.chosen].fit
+        fit = fit_command(named, advice, seed=chosen.seed, on_flower=on_flower, secure=chosen.secure)
         document = about(found, data=chosen.data.model_dump(mode="json"), command=command, fit=fit)
         return Compared(found, document, fit, write_comparison(folder, found, document))
 
@@ -155,6 +156,7 @@ def keeping_answers(
         return nullcontext()
     asked = {"coterie": version("coterie"), "data": clients.fingerprint(), "quick": quick, "seed": chosen.seed}
     asked |= {"hidden": list(chosen.model.hidden), "effort": None if effort is None else vars(effort)}
+    asked |= {"secure": True} if chosen.secure else {}
     made: AbstractContextManager[None] = clients.train.federation.remembering(place, asked)
     return made
 
@@ -181,16 +183,17 @@ def write_comparison(folder: Path, found: Comparison, document: Mapping[str, Any
 
 def clients_table(found: Comparison) -> pa.Table:
     """Lay clients out in the order of their names; what a client does not have is null."""
-    columns: dict[str, Any] = {
-        "client": found.names.tolist(),
-        "rows": found.rows,
+    columns: dict[str, Any] = {"client": found.names.tolist(), "rows": found.rows}
+    if found.judged is None:  # sums were secure: nothing else is known of single clients
+        return pa.table(columns)
+    columns |= {
         "judged": found.judged,
         "outlier": np.isin(found.names, found.outliers),
         "outlier_score": _with_nulls(found.outlier_score),
         "gain": _with_nulls(found.gain),
     }
     groups = found.grouping
-    if groups is not None:
+    if groups is not None and groups.labels is not None:
         columns["label"] = pa.array(groups.labels, mask=groups.labels < 0)
         columns["agreement"] = _with_nulls(groups.agreement)
         columns |= {"margin": _with_nulls(groups.margin)}
@@ -203,6 +206,6 @@ def clients_table(found: Comparison) -> pa.Table:
     return pa.table(columns)
 
 
-def _with_nulls(values: np.ndarray) -> pa.Array:
-    values = np.asarray(values, dtype=np.float64)
+def _with_nulls(given: np.ndarray | None) -> pa.Array:
+    values = np.asarray(given, dtype=np.float64)
     return pa.array(values, mask=~np.isfinite(values))

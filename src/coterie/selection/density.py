@@ -6,6 +6,7 @@ components is chosen like any other setting. All structures, numbers of componen
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -13,15 +14,19 @@ from torch import Tensor
 
 from coterie.algorithms.inference import adopt_ask
 from coterie.algorithms.mixture_starts import REVEALED, MixtureStart
+from coterie.algorithms.score_sums import PLAIN, keep_judged
 from coterie.data.ragged import Ragged
-from coterie.methods.linear.scores import Judged
-from coterie.methods.linear.structures import Effort, Found
+from coterie.methods.linear.scores import Judged, judged
+from coterie.methods.linear.sources import Here, Source, finished
+from coterie.methods.linear.structures import Effort, Found, Setting
 from coterie.methods.linear.task import Task
 from coterie.methods.mixture.fit import OUTLIER, How, MixtureFit, make_fit, program, state_type
 from coterie.methods.mixture.results import log_likelihoods
 from coterie.methods.session import On, Phase
 from coterie.models.mixtures import Gaussian
+from coterie.protocol import Replies
 from coterie.selection.result import ORDER
+from coterie.selection.told import NewTold, new_told
 
 __all__ = ["DENSITIES", "density_newcomers", "fit_densities"]
 
@@ -34,8 +39,9 @@ _ROUNDS, _TOL = 200, 1e-4
 
 def fit_densities(
     task: Task, wanted: tuple[str, ...], effort: Effort
-) -> tuple[dict[str, Found], dict[str, list[MixtureFit]]]:
-    """Fit and judge mixtures with 1 to `max_components` components; and hand over those that all rows gave.
+) -> tuple[dict[str, Found], dict[str, list[MixtureFit]], Source]:
+    """Fit and judge mixtures with 1 to `max_components` components; and hand over those that all rows gave, and who
+    answers how they serve clients.
 
     Rows are scaled, and in float64.
     """
@@ -45,20 +51,24 @@ def fit_densities(
     parts, held = zip(*train.fold_by_fold(task.problem.n_folds, seed=task.seed), strict=True)
     every = list(product(names, sizes))
     *by_fold, final = _fits(task, every, [*parts, train], effort)
-    judged = [*zip(by_fold, held, strict=True), *([] if test is None else [(final, test)])]
-    likelihood = log_likelihoods(judged, task.session)  # [K, M] each
-    total = torch.stack([one * rows.counts for one, rows in zip(likelihood, held, strict=False)]).sum(0)
-    score = total / train.counts
-    on_test = torch.full_like(score, torch.nan) if test is None else likelihood[-1]
-    test_rows = torch.zeros_like(train.counts) if test is None else test.counts
-    found, fits = {}, {}
+    on = [*zip(by_fold, held, strict=True), *([] if test is None else [(final, test)])]
+    likelihood = log_likelihoods(on, task.session)  # [K, M] each
+    sides = [*held, *([] if test is None else [test])]
+    rows = torch.stack([one.counts for one in sides], 1).double()[..., None]  # [M, F, 1]
+    value = torch.stack(likelihood, 1).movedim(2, 0).transpose(1, 2)  # [M, F, K]
+    value = torch.where(rows > 0, value, 0.0) * rows
+    if test is None:
+        rows, value = (torch.cat([one, torch.zeros_like(one[:, :1])], 1) for one in (rows, value))
+    found, fits, kept, problem = {}, {}, dict[str, Tensor](), task.problem
     for name in names:
         own = [i for i, (structure, _) in enumerate(every) if structure == name]
-        one = torch.ones(len(sizes), dtype=torch.float64)
-        judgement = Judged(score[own], score[own], on_test[own], on_test[own], train.counts, test_rows, one)
-        found[name] = Found(name, tuple({"n_components": r} for r in sizes), judgement, ())
+        values = {"loss": -value[..., own], "metric": value[..., own], "rows": rows}
+        kept |= keep_judged(problem, name, values)
+        got = Replies({"loss": values["loss"].sum(0), "rows": rows.sum(0)}, torch.arange(1), torch.arange(0))
+        settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
+        found[name] = Found(name, settings, judged(got, problem, name, PLAIN), ())
         fits[name] = [final[i] for i in own]
-    return found, fits
+    return found, fits, Here(kept, train.keys)
 
 
 def _fits(
@@ -86,8 +96,8 @@ def _fits(
     ]
 
 
-def density_newcomers(task: Task, fits: Mapping[str, MixtureFit]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Judge the centres' components by new clients, who have own proportions of a "mixture".  -> score, score, rows [M]"""
+def density_newcomers(task: Task, fits: Mapping[str, MixtureFit]) -> NewTold:
+    """Judge the centres' components by new clients, who have own proportions of a "mixture"."""
     assert task.newcomers is not None
     (support, query), clients = task.newcomers, task.newcomers[0].n_clients
     asks = {
@@ -103,4 +113,12 @@ def density_newcomers(task: Task, fits: Mapping[str, MixtureFit]) -> dict[str, t
             torch.zeros(clients), torch.zeros(clients), 0,
         ))  # fmt: skip
     (scores,) = log_likelihoods([(given, query)], task.session)
-    return {name: (score, score, query.counts) for name, score in zip(fits, scores, strict=True)}
+    problem, kept, every = replace(task.problem, n_folds=1, held=(1,)), dict[str, Tensor](), dict[str, Judged]()
+    rows = query.counts.double()[:, None, None]  # [M, 1, 1]
+    for name, score in zip(fits, scores, strict=True):
+        value = torch.where(query.counts > 0, score, 0.0)[:, None, None] * rows
+        kept |= keep_judged(problem, name, {"loss": -value, "metric": value, "rows": rows})
+        sums = Replies({"loss": -value.sum(0), "rows": rows.sum(0)}, torch.arange(1), torch.arange(0))
+        every[name] = judged(sums, problem, name, PLAIN)
+    told: NewTold = finished(new_told(Here(kept, query.keys), task, every, torch.ones(len(every), dtype=torch.float64)))
+    return told

@@ -9,8 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from coterie.methods.linear.choice import ALIKE, RIVAL
 from coterie.selection.result import Comparison, Difference, Structure
 
@@ -157,20 +155,17 @@ def facts(found: Comparison) -> Facts:
         for one in found.structures
         if one is not chosen
     )
-    counts = Counts(
-        len(found.names), int(found.judged.sum()), len(found.outliers), len(found.too_small), len(found.absent)
-    )
+    counts = Counts(len(found.names), found.n_judged, found.n_outliers, len(found.too_small), found.n_absent)
     lower = found.metric == "rmse"
     tested = chosen.test_metric is not None and everybody.test_metric is not None
-    gains = chosen.client_test_metric - everybody.client_test_metric
     stability = None if found.grouping is None or chosen.name != "clusters" else found.grouping.stability
     return Facts(
         chosen=chosen,
         over_global=None if shared else _sign(chosen.versus_global),
         others=others,
         counts=counts,
-        held_out=None if shared else _tally(found.gain),
-        on_test=_tally(-gains if lower else gains) if tested and not shared else None,
+        held_out=None if shared else _tally(found.held_out),
+        on_test=_tally(found.on_test) if tested and not shared else None,
         new_clients=None if shared else _for_new_clients(chosen, everybody, lower),
         groups=None if stability is None else "stable" if stability >= _STABLE else "unstable",
         predicts_worse=(
@@ -205,13 +200,9 @@ def _standing(one: Structure, tolerance: float) -> Standing:
     return "slightly better" if sign == "better" else "slightly worse"
 
 
-def _tally(gain: np.ndarray) -> Tally | None:
-    """Count who gains; what only rounding tells apart is equal."""
-    there = gain[np.isfinite(gain)]
-    if not len(there):
-        return None
-    better, worse = (int((sign * there > 1e-9).sum()) for sign in (1, -1))
-    return Tally(better, worse, len(there) - better - worse)
+def _tally(sides: tuple[int, int, int]) -> Tally | None:
+    """Who gains; nothing where nobody counts."""
+    return Tally(*sides) if sum(sides) else None
 
 
 def _for_new_clients(chosen: Structure, everybody: Structure, lower: bool) -> Sign | None:

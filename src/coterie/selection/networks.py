@@ -6,23 +6,26 @@ model. Folds cannot share passes over the rows here, so that each costs a fit: t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coterie.algorithms.score_sums import ERRORS, PLAIN, keep_judged
 from coterie.data.ragged import Ragged
 from coterie.evaluate import Measured
-from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows
+from coterie.methods.linear.choice import Evidence, means
+from coterie.methods.linear.scores import Judged, Table, joined, judged, with_noise
+from coterie.methods.linear.sources import Here, Source, finished
 from coterie.methods.linear.structures import Found, Setting
 from coterie.methods.linear.task import Task
 from coterie.models import Model
-from coterie.protocol import Replies
+from coterie.protocol import Replies, Tensors
 from coterie.selection.networks_fit import ALONE, MOMENTUM, STEPS, TUNED, Served, Shared, Trainer
 from coterie.selection.result import FitAdvice
-from coterie.selection.summary import New
+from coterie.selection.told import NewTold, new_told
 
 __all__ = ["FOLDS", "Networks"]
 
@@ -49,6 +52,8 @@ class Networks:
         Its hidden layers.
     rounds, starts, max_clusters
         After how many rounds training may end; starts and largest number of groups.
+    kept : dict
+        What clients would keep of how networks serve them.
     """
 
     task: Task
@@ -57,6 +62,12 @@ class Networks:
     rounds: tuple[int, ...]
     starts: int
     max_clusters: int
+    kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def source(self) -> Source:
+        """Who answers what networks are worth to clients: their values are here."""
+        return Here(self.kept, self.task.train.keys)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -88,10 +99,10 @@ class Networks:
         common = [self.trainer.common(rows) for rows, _ in self.sides]
         found["global"], final["global"] = self._found("global", [*common], "rounds", self.rounds)
         for name in (one for one in _STRUCTURES[1:] if one in wanted):
-            found[name], final[name] = self._structure(name, common, found["global"].judged)
+            found[name], final[name] = self._structure(name, common, found["global"])
         return found, final
 
-    def _structure(self, name: str, common: list[list[Shared]], plain: Judged) -> tuple[Found, Sequence[Served]]:
+    def _structure(self, name: str, common: list[list[Shared]], plain: Found) -> tuple[Found, Sequence[Served]]:
         if name == "clusters":
             return self._clusters()
         if name == "representation":
@@ -107,58 +118,76 @@ class Networks:
         self, name: str, every: Every, what: str, values: Sequence[int], *, free: bool = True
     ) -> tuple[Found, Sequence[Served]]:
         settings: tuple[Setting, ...] = tuple({what: value} for value in values)
-        return Found(name, settings, self._judged(every), (), free), every[-1]
+        return Found(name, settings, self._judged(every, name), (), free), every[-1]
 
     def _clusters(self) -> tuple[Found, Sequence[Served]]:
         """Two groups and more, until more are no better."""
-        every, settings, fits, labels, margins = list[Judged](), list[Setting](), list[Shared](), [], []
+        every, settings, fits, sizes = list[Judged](), list[Setting](), list[Shared](), list[tuple[int, ...]]()
         for k in range(2, max(2, min(self.max_clusters, self.task.n_clients // 2)) + 1):
             runs = [self.trainer.groups(rows, k) for rows, _ in self.sides]
-            judged = self._judged([*runs])
-            at = self._best(judged)
-            every.append(judged.at(at))
-            settings.append({"n_clusters": k, "rounds": self.rounds[at]})
+            tried: tuple[Setting, ...] = tuple({"n_clusters": k, "rounds": n} for n in self.rounds)
+            at = self._best(Found("clusters", tried, self._judged([*runs], f"{k} clusters, all rounds"), ()))
             fits.append(runs[-1][at])
-            labels.append(torch.stack([run[at].placed.label for run in runs], 1))  # [M, F]
-            margins.append(self._nats(fits[-1].placed.margin, every[-1]))
-            if self._best(joined(every)) < len(every) - 1:
+            label = torch.stack([run[at].placed.label for run in runs], 1)  # [M, F]
+            margin = self._nats(fits[-1].placed.margin, [run[at] for run in runs])
+            every.append(self._judged([[run[at]] for run in runs], f"{k} clusters", label, margin))
+            settings.append(tried[at])
+            sizes.append(tuple(torch.bincount(label[:, -1], minlength=k).tolist()))
+            if self._best(Found("clusters", tuple(settings), joined(every), ())) < len(every) - 1:
                 break
         least = max(2, -(-self.task.n_clients // 30))
-        eligible = [int(torch.bincount(label[:, -1], minlength=k).min()) >= least for k, label in enumerate(labels, 2)]
-        found = Found(
-            "clusters", tuple(settings), joined(every), (), False, tuple(eligible), torch.stack(labels),
-            torch.stack(margins),
-        )  # fmt: skip
+        eligible = tuple(min(own) >= least for own in sizes)
+        found = Found("clusters", tuple(settings), joined(every), (), False, eligible, sizes=tuple(sizes))
         return found, fits
 
-    def _nats(self, margin: Tensor, judged: Judged) -> Tensor:
+    def _nats(self, margin: Tensor, fits: Sequence[Served]) -> Tensor:
         """Differences of squared errors as differences of log-likelihoods."""
         margin = margin.to(torch.float64)
-        return margin / (2 * judged.noise[0]) if self.task.problem.is_regression else margin
+        if not self.task.problem.is_regression:
+            return margin
+        found = Found("margin", ({},), self._judged([[fit] for fit in fits], "margin"), ())
+        table = finished(with_noise(self.source, Table.of({"margin": found.judged}, self.task.problem)))
+        noise: Tensor = table.noise[0, -1, 0]
+        return margin / (2 * noise)
 
-    def _judged(self, every: Every) -> Judged:
+    def _judged(self, every: Every, tag: str, label: Tensor | None = None, margin: Tensor | None = None) -> Judged:
         measured = [
             [self._measured(fit, held) for fit in fits] for fits, (_, held) in zip(every, self.sides, strict=True)
         ]
-        return judged_rows(_replies(measured, self.task.problem.is_regression), self.task.problem)
+        problem, values = self.task.problem, _values(measured, self.task.problem.is_regression)
+        if label is not None and margin is not None:
+            values |= {"label": label[..., None], "margin": margin[:, None, None]}
+        self.kept.update(keep_judged(problem, tag, values))
+        got = Replies({"loss": values["loss"].sum(0), "rows": values["rows"].sum(0)}, torch.arange(1), torch.arange(0))
+        return judged(got, problem, tag, ERRORS if problem.is_regression else PLAIN)
 
     def _measured(self, fit: Served, rows: Ragged | None) -> Measured:
         nothing = torch.zeros(self.task.n_clients, dtype=torch.float64)
         return Measured(nothing, nothing, nothing) if rows is None else fit.on(rows)
 
-    def _best(self, judged: Judged) -> int:
-        return int(judged.score[:, self.task.judged].mean(1).argmax())
+    def _best(self, found: Found) -> int:
+        return int(finished(means(self.source, found, self.task)).argmax())
 
-    def on_newcomers(self, found: dict[str, Found], fits: dict[str, Sequence[Served]], settings: dict[str, int]) -> New:
+    def on_newcomers(self, fits: dict[str, Sequence[Served]], evidence: Evidence) -> NewTold:
         """Judge the fits with the chosen settings by new clients, who show a few labelled rows."""
         assert self.task.newcomers is not None
         support, query = (part.to(self.model.dtype) for part in self.task.newcomers)
-        out: New = {}
-        for name, j in settings.items():
-            got = _replies([[fits[name][j].on_new(support, query)]], self.task.problem.is_regression)
-            score, right, rows = judged_newcomers(got, self.task.problem, found[name].judged.noise[j : j + 1])
-            out[name] = (score[0], right[0], rows)
-        return out
+        problem, kept, every = (
+            replace(self.task.problem, n_folds=1, held=(1,)),
+            dict[str, Tensor](),
+            dict[str, Judged](),
+        )
+        for name in evidence.found:
+            fit = fits[name][evidence.settings[name]]
+            values = _values([[fit.on_new(support, query)]], problem.is_regression)
+            kept |= keep_judged(problem, f"new {name}", values)
+            got = Replies(
+                {"loss": values["loss"].sum(0), "rows": values["rows"].sum(0)}, torch.arange(1), torch.arange(0)
+            )
+            every[name] = judged(got, problem, f"new {name}", ERRORS if problem.is_regression else PLAIN)
+        noise = torch.stack([evidence.table.noise[0, -1, evidence.column(name)] for name in every])
+        told: NewTold = finished(new_told(Here(kept, query.keys), self.task, every, noise))
+        return told
 
     def label(self, name: str, setting: Setting) -> str:
         """A setting in words."""
@@ -185,8 +214,8 @@ class Networks:
         return FitAdvice("fedavg", said)
 
 
-def _replies(measured: list[list[Measured]], regression: bool) -> Replies:
-    """What clients would say of F fits with J settings, as linear models' clients do: sums over rows.  [M, F, J] each"""
+def _values(measured: list[list[Measured]], regression: bool) -> Tensors:
+    """What clients would keep of F fits with J settings, as linear models' clients do: sums over rows.  [M, F, J] each"""
     rows = torch.stack([fits[0].rows for fits in measured], 1)[..., None].to(torch.float64)  # [M, F, 1]
 
     def summed(name: str) -> Tensor:
@@ -194,5 +223,4 @@ def _replies(measured: list[list[Measured]], regression: bool) -> Replies:
         return each.to(torch.float64).nan_to_num(nan=_LARGEST).clamp(max=_LARGEST) * rows
 
     right = summed("metric")
-    values = {"loss": 0.5 * right if regression else summed("loss"), "metric": right, "rows": rows}
-    return Replies(values, torch.arange(len(rows)), torch.arange(0))
+    return {"loss": 0.5 * right if regression else summed("loss"), "metric": right, "rows": rows}

@@ -72,9 +72,9 @@ class Structure:
     test_versus_global: Difference | None
     as_good: bool  # as the best structure, by the rule of the choice, and not clearly worse than the chosen one
     trials: tuple[Trial, ...]
-    client_score: np.ndarray  # [M]
-    client_test_metric: np.ndarray  # [M]
-    client_test_score: np.ndarray  # [M]
+    client_score: np.ndarray | None  # [M], as others of clients; None where sums are secure
+    client_test_metric: np.ndarray | None  # [M]
+    client_test_score: np.ndarray | None  # [M]
     models: np.ndarray | None  # [K, D + 1] in original units, intercept last
     fit: FitAdvice
     test_metric_versus_global: Difference | None = None  # in the metric's units: of errors, below 0 is better
@@ -89,15 +89,15 @@ class Structure:
 class Grouping:
     """The groups that clusters found, whatever was chosen in the end."""
 
-    labels: np.ndarray  # [M] -1 for who did not answer
+    labels: np.ndarray | None  # [M] -1 for who did not answer; None where sums are secure, as others of clients
     sizes: np.ndarray  # [K]
     profile: (
         np.ndarray | None
     )  # [K, D] target per standard deviation of a feature; of classes, log odds [K, (classes,) D]
     features: tuple[str, ...]
     stability: float  # mean adjusted Rand index over folds and restarts
-    agreement: np.ndarray  # [M] share of the folds in which a client is in its cluster
-    margin: np.ndarray  # [M] how much worse the runner-up serves, in nats per row
+    agreement: np.ndarray | None  # [M] share of the folds in which a client is in its cluster
+    margin: np.ndarray | None  # [M] how much worse the runner-up serves, in nats per row
     map: np.ndarray | None  # [M, 2]; networks have neither a profile nor a map
 
 
@@ -112,12 +112,12 @@ class Comparison:
     structures: tuple[Structure, ...]
     names: np.ndarray  # [M]
     rows: np.ndarray  # [M] training rows
-    judged: np.ndarray  # [M] whether a client has rows enough to be judged
+    judged: np.ndarray | None  # [M] whether a client is judged; None where sums are secure, as others of clients
     too_small: tuple[str, ...]
     outliers: tuple[str, ...]
-    outlier_score: np.ndarray  # [M]
+    outlier_score: np.ndarray | None  # [M]
     worse_off: tuple[str, ...]
-    gain: np.ndarray  # [M] chosen minus global, nats per row
+    gain: np.ndarray | None  # [M] chosen minus global, nats per row
     grouping: Grouping | None
     seconds: float
     seed: int
@@ -127,6 +127,12 @@ class Comparison:
     traffic: Traffic = field(default_factory=Traffic)
     tolerance: float = 0.0  # what a simpler structure may be behind in any case, in nats per row
     coefficients: dict[str, Any] | None = None  # of what was chosen, where its models are linear
+    n_judged: int = 0
+    n_outliers: int = 0
+    n_absent: int = 0  # clients that did not answer
+    # Clients that are better off than with one model for all, worse off, and neither: by score, and by test rows' metric.
+    held_out: tuple[int, int, int] = (0, 0, 0)
+    on_test: tuple[int, int, int] = (0, 0, 0)
 
     def __repr__(self) -> str:
         from coterie.selection.display import comparison_text  # which reads this module
@@ -160,7 +166,9 @@ class Comparison:
             **vars(self.traffic),
             "protocol": self.settings,
             "n_clients": len(self.names),
-            "n_judged": int(self.judged.sum()),
+            "n_judged": self.n_judged,
+            "n_outliers": self.n_outliers,
+            "n_absent": self.n_absent,
             "tolerance": self.tolerance,
             "rows": [_row(one, self) for one in self.structures],
             "grouping": None if self.grouping is None else _said(self.grouping),

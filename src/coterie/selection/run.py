@@ -4,23 +4,31 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from coterie.algorithms.linear_by_fold import Problem
 from coterie.config import options
 from coterie.data.clients import Clients
 from coterie.data.draws import DEALS
 from coterie.data.stand_ins import FOLDS_AGAIN, StandIns
 from coterie.methods.linear.choice import REPETITIONS, Evidence, chosen
 from coterie.methods.linear.fitting import CLASSES, FOLDS, TOLERANCE, fitted, run
-from coterie.methods.linear.structures import ORDER, Effort, on_newcomers
+from coterie.methods.linear.sources import InProgram, Source, finished
+from coterie.methods.linear.structures import ORDER, Effort, Found, on_newcomers
 from coterie.methods.linear.task import Task, checked
 from coterie.methods.mixture.results import MixtureFit
+from coterie.methods.secure import check_secure_comparison
 from coterie.methods.session import Session, Watch, model_for
-from coterie.protocol import together
+from coterie.protocol import Lockstep, together
 from coterie.selection import networks as on_networks
 from coterie.selection.density import density_newcomers, fit_densities
 from coterie.selection.networks import Networks
 from coterie.selection.result import Comparison
-from coterie.selection.summary import New, summarised
+from coterie.selection.summary import metric_name_of, summarised
+from coterie.selection.told import NewTold, Told, new_told, told
 
 __all__ = ["FEW", "NEW_CLIENTS", "compare"]
 
@@ -52,6 +60,7 @@ def compare(
     quick: bool = False,
     effort: Effort | None = None,
     tolerance: float = TOLERANCE,
+    secure: bool = False,
     watch: Watch | None = None,
 ) -> Comparison:
     """Find the structure of the clients.
@@ -90,6 +99,9 @@ def compare(
         A simpler structure is as good as the best if its score is worse by at most this, one standard error, or 3 % of the
         best one's gain over one model for all; 0.005 is half a percent of the error. Of classes it is smaller where one is
         rare: in proportion to their entropy.
+    secure : bool
+        Whether the server learns sums over nodes only, also of scores: nothing is then said of single clients, and clusters
+        grow from models that are drawn.
     watch : callable, optional
         Told of every round: for which structure, what happened, and how many rounds are expected.
     """
@@ -97,18 +109,21 @@ def compare(
     layers = options({"model": {"hidden": hidden}}).model.hidden
     folds = folds if folds is not None else on_networks.FOLDS if layers else FOLDS
     wanted = checked(clients, structures, layers, folds, few_shot)
-    session = Session(options({"seed": seed}), watch=watch)
+    check_secure_comparison(clients, layers, secure=secure)
+    session = Session(options({"seed": seed, "secure": secure}), watch=watch)
     most = {"max_clusters": max_clusters, "max_rank": max_rank, "max_components": max_components}
     if effort is not None:
         most = {name: getattr(effort, name) for name in most}
     elif quick:
-        effort = replace(_QUICK, **{name: min(given, getattr(_QUICK, name)) for name, given in most.items()})
+        few: dict[str, Any] = {name: min(given, getattr(_QUICK, name)) for name, given in most.items()}
+        effort = replace(_QUICK, **few)
     else:
-        effort = replace(Effort() if clients.schema.task == "regression" else CLASSES, **most)
+        much: dict[str, Any] = dict(most)
+        effort = replace(Effort() if clients.schema.task == "regression" else CLASSES, **much)
     task, used = Task.of(session, clients, folds, few_shot), 1
     if clients.schema.task == "none":
-        evidence, new = _densities(task, wanted, effort, tolerance, repetitions)
-        made = summarised(clients, task, evidence, new)
+        evidence, said, new = _densities(clients, task, wanted, effort, tolerance, repetitions)
+        made = summarised(clients, task, evidence, said, new)
     elif layers:
         model = model_for(clients, options({"model": {"hidden": layers}}), None)
         rounds = _ROUNDS[:2] if quick else _ROUNDS
@@ -116,15 +131,17 @@ def compare(
         made = _networks(clients, networks, wanted, tolerance, repetitions)
     else:
         used = _deals(task, quick) if deals is None else deals
-        found, place, shape = fitted(task, wanted, effort, used)
-        evidence = chosen(task, found, tolerance, shape=shape, repetitions=repetitions)
-        new = {} if task.newcomers is None else _new_clients(task, evidence)
-        made = summarised(clients, task, evidence, new, place=place)
+        fits = fitted(task, wanted, effort, used)
+        how: dict[str, Any] = {"shape": fits.shape, "repetitions": repetitions}
+        evidence, said = _chosen(clients, task, fits.source, fits.found, tolerance, **how)
+        new = None if task.newcomers is None else _new_clients(task, evidence)
+        made = summarised(clients, task, evidence, said, new, place=fits.place)
     settings = {
         "folds": folds, "deals": used, "repetitions": repetitions, "few_shot": few_shot, "tolerance": tolerance,
         "structures": list(wanted), "quick": quick, **most,
     }  # fmt: skip
     settings |= {"hidden": list(layers)} if layers else {}
+    settings |= {"secure": session.secured()} if secure else {}
     if isinstance(clients.train, StandIns):
         made = replace(made, notes=(*made.notes, _NO_MIXTURE))
     made = replace(made, notes=(*made.notes, *session.remarks()))
@@ -139,16 +156,31 @@ def _deals(task: Task, quick: bool) -> int:
     return DEALS if task.problem.is_regression or numbers <= _LONG else 1
 
 
+def _chosen(
+    clients: Clients, task: Task, source: Source, found: dict[str, Found], tolerance: float, **how: Any
+) -> tuple[Evidence, Told]:
+    """Choose, and ask what is to be said of what was chosen and of the others."""
+    evidence: Evidence = finished(chosen(source, task, found, tolerance, **how))
+    return evidence, finished(told(source, task, evidence, metric_name_of(clients)))
+
+
 # -- new clients ------------------------------------------------------------------------------------------------------
-def _new_clients(task: Task, evidence: Evidence) -> New:
-    """Judge the chosen settings by new clients, who show a few labelled rows.  -> score, right, rows by structure"""
+def _new_clients(task: Task, evidence: Evidence) -> NewTold:
+    """Judge the chosen settings by new clients, who show a few labelled rows."""
     assert task.newcomers is not None
     problem = replace(task.problem, n_folds=1, held=(1,))
     support, query = task.newcomers
     rows = support.with_folds(1, seed=task.seed, test=query)
-    programs = {name: on_newcomers(one, evidence.settings[name], problem) for name, one in evidence.found.items()}
-    found: New = run(task, None, together(programs), 1, rows)
+    noise = torch.stack([evidence.table.noise[0, -1, evidence.column(name)] for name in evidence.found])
+    found: NewTold = run(task, None, _judged_by_new(task, evidence, problem, noise), 2, rows)
     return found
+
+
+def _judged_by_new(task: Task, evidence: Evidence, problem: Problem, noise: Tensor) -> Lockstep:
+    """Let new clients judge, and ask what came of it.  -> NewTold"""
+    programs = {name: on_newcomers(one, evidence.settings[name], problem) for name, one in evidence.found.items()}
+    judged = yield from together(programs)
+    return (yield from new_told(InProgram(individual=not task.session.options.secure), task, judged, noise))
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------
@@ -159,25 +191,25 @@ def _networks(
     task = networks.task
     found, fits = networks.fitted(wanted)
     ordered = {name: found[name] for name in ORDER if name in found}
-    evidence = chosen(task, ordered, tolerance, repetitions=repetitions)
-    new: New = {}
+    evidence, said = _chosen(clients, task, networks.source, ordered, tolerance, repetitions=repetitions)
+    new = None
     if task.newcomers is not None:
-        new = networks.on_newcomers(found, fits, evidence.settings)
-    made = summarised(clients, task, evidence, new, words=networks)
+        new = networks.on_newcomers(fits, evidence)
+    made = summarised(clients, task, evidence, said, new, words=networks)
     return replace(made, notes=(*made.notes, *networks.notes(evidence.chosen)))
 
 
 # -- without a target -------------------------------------------------------------------------------------------------
 def _densities(
-    task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, repetitions: int
-) -> tuple[Evidence, New]:
+    clients: Clients, task: Task, wanted: tuple[str, ...], effort: Effort, tolerance: float, repetitions: int
+) -> tuple[Evidence, Told, NewTold | None]:
     """Mixtures of the rows themselves; a new client has no rows enough for a mixture of its own."""
-    found, fits = fit_densities(task, wanted, effort)
-    evidence = chosen(task, found, tolerance, repetitions=repetitions)
-    new: New = {}
+    found, fits, source = fit_densities(task, wanted, effort)
+    evidence, said = _chosen(clients, task, source, found, tolerance, repetitions=repetitions)
+    new = None
     if task.newcomers is not None:
         used: dict[str, MixtureFit] = {
             name: fits[name][evidence.settings[name]] for name in ("global", "mixture") if name in found
         }
         new = density_newcomers(task, used)
-    return evidence, new
+    return evidence, said, new

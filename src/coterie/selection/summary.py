@@ -2,12 +2,11 @@
 """From scores to what people read: means with errors, differences, groups, models in the data's own units."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import min_weight_full_bipartite_matching  # scipy.optimize's is slow to load
 from torch import Tensor
@@ -19,20 +18,18 @@ from coterie.algorithms.random_effects import Prior
 from coterie.algorithms.target_shape import Shape
 from coterie.config import PRIOR
 from coterie.data.clients import Clients
-from coterie.evaluate import adjusted_rand
 from coterie.methods.coefficients import coefficient_table, own_units, prior_coefficients, weights_in
-from coterie.methods.linear.choice import Evidence, names_where
+from coterie.methods.linear.choice import Evidence
 from coterie.methods.linear.structures import Setting, Within
 from coterie.methods.linear.task import Task
 from coterie.methods.measuring import target_variance
 from coterie.methods.session import target_of
 from coterie.models.outcomes import metric_of
-from coterie.select import as_good, difference, mean_and_error
+from coterie.select import as_good, difference
 from coterie.selection.result import Comparison, FitAdvice, Grouping, Structure, Trial
+from coterie.selection.told import NewTold, Told
 
-__all__ = ["Evidence", "Linear", "New", "Wording", "summarised"]
-
-New = dict[str, tuple[Tensor, Tensor, Tensor]]  # structure -> score, right, rows of new clients
+__all__ = ["Linear", "Wording", "metric_name_of", "names_where", "summarised"]
 
 _SKEWED = 2.0  # skewness of a target that is told: that of an exponential law
 _PRIORS = {
@@ -92,35 +89,38 @@ class Linear:
 
 
 def summarised(
-    clients: Clients, task: Task, evidence: Evidence, new: New, *,
+    clients: Clients, task: Task, evidence: Evidence, said: Told, new: NewTold | None, *,
     place: Tensor | None = None, words: Wording | None = None,
 ) -> Comparison:  # fmt: skip
     """Put the result together; `place` [M, 2] is where clients lie on the map, where there is one."""
     names, taken = clients.names, [name for name in evidence.found if name not in evidence.barred]
-    scores = torch.stack([evidence.counted(evidence.score(name)) for name in taken])
-    good = dict.fromkeys(evidence.found, False) | dict(
-        zip(taken, as_good(scores, tolerance=evidence.tolerance), strict=True)
-    )
-    problem, scaling = task.problem, task.scaling
+    able = as_good(evidence.scores, [evidence.column(name) for name in taken], tolerance=evidence.tolerance)
+    good = dict.fromkeys(evidence.found, False) | dict(zip(taken, able, strict=True))
+    problem, own = task.problem, said.individual
     words = words or Linear(problem.is_regression)
-    parts = _Parts(clients, task, evidence, new, words)
-    gain = evidence.score(evidence.chosen) - evidence.score("global")
+    parts = _Parts(clients, task, evidence, said, new, words)
+    gain = None if own is None else own.score[said.at(evidence.chosen)] - own.score[said.at("global")]
     return Comparison(
         task=clients.schema.task,
         target=clients.schema.target,
-        metric=_metric_of(clients),
+        metric=metric_name_of(clients),
         chosen=evidence.chosen,
         structures=tuple(parts.structure(name, good[name]) for name in evidence.found),
         names=names,
         rows=clients.train.counts.numpy(),
-        judged=evidence.judged.numpy(),
         too_small=names_where(names, ~task.judged),
-        absent=names_where(names, evidence.absent),
-        outliers=names_where(names, evidence.odd),
-        outlier_score=evidence.outlier_score.numpy(),
-        worse_off=names_where(names, gain < 0),
-        gain=gain.numpy(),
-        grouping=_grouping(clients, problem, scaling, evidence, place) if "clusters" in evidence.found else None,
+        n_judged=said.judged,
+        n_outliers=said.outliers,
+        n_absent=said.absent,
+        held_out=said.held_out,
+        on_test=said.on_test,
+        judged=None if own is None else own.judged.numpy(),
+        absent=() if own is None else names_where(names, own.absent),
+        outliers=() if own is None else names_where(names, own.odd),
+        outlier_score=None if own is None else own.outlier_score.numpy(),
+        worse_off=() if gain is None else names_where(names, gain < 0),
+        gain=None if gain is None else gain.numpy(),
+        grouping=None if said.groups is None else _grouping(clients, task, evidence, said, place),
         seconds=0.0,
         seed=0,
         settings={},
@@ -128,6 +128,11 @@ def summarised(
         coefficients=parts.coefficients(),
         tolerance=evidence.tolerance,
     )
+
+
+def names_where(names: np.ndarray, mask: Tensor | np.ndarray) -> tuple[str, ...]:
+    """Names of the clients for whom it is so."""
+    return tuple(str(name) for name in names[np.asarray(mask)])
 
 
 def _skewed(shape: Shape) -> tuple[str, ...]:
@@ -147,19 +152,18 @@ class _Parts:
     clients: Clients
     task: Task
     evidence: Evidence
-    new: New
+    said: Told
+    new: NewTold | None
     words: Wording
 
     def structure(self, name: str, good: bool) -> Structure:
         """All that is said of one structure."""
-        evidence = self.evidence
+        evidence, scores, own = self.evidence, self.evidence.scores, self.said.individual
         setting = evidence.found[name].settings[evidence.settings[name]]
-        mine, base = (evidence.counted(evidence.score(one)) for one in (name, "global"))
-        score, error = mean_and_error(mine)
-        right = evidence.found[name].judged.metric[evidence.settings[name]]
-        metric, metric_error = mean_and_error(torch.where(evidence.judged, self._metric(right), torch.nan))
-        chosen = evidence.counted(evidence.score(evidence.chosen))
-        versus = None if name == evidence.chosen else difference(mine, chosen)
+        at, chosen = evidence.column(name), evidence.column(evidence.chosen)
+        score, error = scores.mean_and_error(at)
+        metric, metric_error = self.said.metric.mean_and_error(self.said.at(name))
+        versus = None if name == evidence.chosen else difference(scores, at, chosen)
         return Structure(
             name=name,
             setting=_telling(name, setting),
@@ -168,69 +172,66 @@ class _Parts:
             stderr=error,
             metric=metric,
             metric_stderr=metric_error,
-            versus_global=None if name == "global" else difference(mine, base),
+            versus_global=None if name == "global" else difference(scores, at, evidence.column("global")),
             versus_chosen=versus,
             as_good=versus is None or (good and not versus.high < 0),
             barred=name in evidence.barred,
             chosen_share=evidence.shares.get(name),
             df=evidence.df(name),
             trials=self._trials(name),
-            client_score=evidence.score(name).numpy(),
+            client_score=None if own is None else own.score[self.said.at(name)].numpy(),
             models=self._models(name),
-            fit=self.words.advice(name, setting),
+            fit=self._advice(name, setting),
             **self._on_test_rows(name),
             **self._on_new_clients(name),
         )
 
+    def _advice(self, name: str, setting: Setting) -> FitAdvice:
+        """How `coterie fit` fits it; with secure sums not from models of single clients."""
+        advice = self.words.advice(name, setting)
+        if not self.task.session.options.secure:
+            return advice
+        if advice.method == "ifca":
+            return replace(advice, options={**advice.options, "clusters.init": "balanced"})
+        return advice if advice.method != "mixture" else FitAdvice(None)  # FedGrEM's centre is robust, not a sum
+
     def _on_test_rows(self, name: str) -> dict[str, Any]:
-        evidence, judged = self.evidence, self.evidence.found[name].judged
-        right, score = judged.test_metric[evidence.settings[name]], evidence.score(name, test=True)
-        metric = self._test_metric(name)
-        said: dict[str, Any] = {"client_test_metric": metric.numpy(), "client_test_score": score.numpy()}
+        said, own, at = self.said, self.said.individual, self.said.at(name)
+        out: dict[str, Any] = {
+            "client_test_metric": None if own is None else own.test_metric[at].numpy(),
+            "client_test_score": None if own is None else own.test_score[at].numpy(),
+        }
         fields = ("test_metric", "test_stderr", "test_score", "test_overall", "test_r2", "test_versus_global")
         if self.clients.test is None:
-            return said | dict.fromkeys(fields)
-        mean, error = mean_and_error(metric)
-        overall, r2 = self._overall(right, judged.test_rows)
-        said |= {"test_metric": mean, "test_stderr": error, "test_score": mean_and_error(score)[0]}
-        said |= {"test_overall": overall, "test_r2": r2, "test_versus_global": None}
+            return out | dict.fromkeys(fields)
+        mean, error = said.test_metric.mean_and_error(at)
+        overall, r2 = self._overall(said.overall, at)
+        out |= {"test_metric": mean, "test_stderr": error, "test_score": said.test_score.mean_and_error(at)[0]}
+        out |= {"test_overall": overall, "test_r2": r2, "test_versus_global": None}
         if name != "global":
-            base = evidence.score("global", test=True)
-            said["test_versus_global"] = difference(evidence.counted(score), base)
-            said["test_metric_versus_global"] = difference(metric, self._test_metric("global"))
-        return said
-
-    def _test_metric(self, name: str) -> Tensor:
-        """[M] NaN for who has no test rows."""
-        judged = self.evidence.found[name].judged
-        right = judged.test_metric[self.evidence.settings[name]]
-        return torch.where(judged.test_rows > 0, self._metric(right), torch.nan)
+            out["test_versus_global"] = difference(said.test_counted, at, said.at("global"))
+            out["test_metric_versus_global"] = difference(said.test_metric, at, said.at("global"))
+        return out
 
     def _on_new_clients(self, name: str) -> dict[str, Any]:
-        if name not in self.new:
+        new = self.new
+        if new is None or name not in new.names:
             return dict.fromkeys(("new_metric", "new_stderr", "new_score"))
-        score, right, rows = self.new[name]
-        values = torch.where(rows > 0, self._metric(right), torch.nan)
-        mean, error = mean_and_error(values)
-        new_score = mean_and_error(torch.where(rows > 0, score, torch.nan))[0]
-        said = {"new_metric": mean, "new_stderr": error, "new_score": new_score, "client_new_metric": values.numpy()}
+        at = new.at(name)
+        mean, error = new.metric.mean_and_error(at)
+        out: dict[str, Any] = {"new_metric": mean, "new_stderr": error, "new_score": new.score.mean_and_error(at)[0]}
+        out["client_new_metric"] = None if new.individual is None else new.individual[at].numpy()
         if name != "global":
-            base = torch.where(rows > 0, self._metric(self.new["global"][1]), torch.nan)
-            said["new_versus_global"] = difference(values, base)
-        return said
+            out["new_versus_global"] = difference(new.metric, at, new.at("global"))
+        return out
 
-    def _metric(self, right: Tensor) -> Tensor:
-        """RMSE in the target's units, or accuracy."""
-        return right.clamp(min=0).sqrt() * self.task.scaling.y_scale if self.task.problem.is_number else right
-
-    def _overall(self, right: Tensor, rows: Tensor) -> tuple[float, float | None]:
+    def _overall(self, sums: np.ndarray, at: int) -> tuple[float, float | None]:
         """Over all test rows together, and R^2."""
-        there = rows > 0
-        mean = (right * rows)[there].sum() / rows[there].sum()
+        mean = float(sums[1 + at]) / float(sums[0])
         if not self.task.problem.is_number:
-            return float(mean), None
+            return mean, None
         variance = self._test_variance
-        squares = float(mean * self.task.scaling.y_scale**2)
+        squares = mean * float(self.task.scaling.y_scale) ** 2
         return math.sqrt(squares), 1.0 - squares / variance if variance > 0 else None
 
     @cached_property
@@ -240,12 +241,11 @@ class _Parts:
         return target_variance(self.clients.test, self.task.session)
 
     def _trials(self, name: str) -> tuple[Trial, ...]:
-        found = self.evidence.found[name]
-        counted = self.evidence.judged & ~self.evidence.odd
-        scores = torch.where(counted, found.judged.score, torch.nan)
+        found, scores = self.evidence.found[name], self.evidence.scores
+        every = zip(self.evidence.table.columns(name), found.settings, strict=True)
         return tuple(
-            Trial(_telling(name, setting) or setting, self.words.label(name, setting), *mean_and_error(scores[j]))
-            for j, setting in enumerate(found.settings)
+            Trial(_telling(name, setting) or setting, self.words.label(name, setting), *scores.mean_and_error(column))
+            for column, setting in every
         )
 
     def _models(self, name: str) -> np.ndarray | None:
@@ -285,31 +285,36 @@ def _own_units(theta: Tensor, problem: Problem, scaling: Scaling) -> np.ndarray:
     return out
 
 
-def _metric_of(clients: Clients) -> str:
+def metric_name_of(clients: Clients) -> str:
+    """What is measured beside the score."""
     schema = clients.schema
     return "log density" if schema.task == "none" else metric_of(target_of(schema)[0])
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
-def _grouping(
-    clients: Clients, problem: Problem, scaling: Scaling, evidence: Evidence, place: Tensor | None
-) -> Grouping:
-    found, j = evidence.found["clusters"], evidence.settings["clusters"]
-    assert found.labels is not None
-    assert found.margin is not None
-    labels, k = found.labels[j].numpy(), int(found.settings[j]["n_clusters"])  # [M, F]
-    there = ~evidence.absent.numpy()
+def _grouping(clients: Clients, task: Task, evidence: Evidence, said: Told, place: Tensor | None) -> Grouping:
+    found, j, own = evidence.found["clusters"], evidence.settings["clusters"], said.individual
+    assert said.groups is not None
+    made = Grouping(
+        labels=None,
+        sizes=said.groups.sizes,
+        profile=_profile(found.fits[j], task.problem, task.scaling) if found.fits else None,
+        features=clients.schema.feature_names,
+        stability=said.groups.stability,
+        agreement=None,
+        margin=None,
+        map=None if place is None else place.numpy(),
+    )
+    if own is None or own.label is None or own.margin is None:
+        return made
+    labels, there, k = own.label.numpy(), ~own.absent.numpy(), int(found.settings[j]["n_clusters"])  # [M, L]
     final, folds = labels[:, -1], labels[:, :-1].T
     agreement = np.mean([_matched(fold, final, k) == final for fold in folds], axis=0)
-    return Grouping(
+    return replace(
+        made,
         labels=np.where(there, final, -1),
-        sizes=np.bincount(final[there], minlength=k),
-        profile=_profile(found.fits[j], problem, scaling) if found.fits else None,
-        features=clients.schema.feature_names,
-        stability=float(np.mean([adjusted_rand(fold[there], final[there]) for fold in folds])),
         agreement=np.where(there, agreement, np.nan),
-        margin=np.where(there, found.margin[j].numpy(), np.nan),
-        map=None if place is None else place.numpy(),
+        margin=np.where(there, own.margin.numpy(), np.nan),
     )
 
 

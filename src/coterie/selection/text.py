@@ -197,7 +197,7 @@ def _worse(found: Comparison, known: Facts) -> list[str]:
         outliers = f", {number(known.counts.outliers, 'outlier')} among them," if known.counts.outliers else ""
         out.append(
             f"On their own held-out rows, {tally.worse} of {number(tally.clients, 'scored client')}{outliers} "
-            f"{'is' if tally.worse == 1 else 'are'} worse off than with {one_for_all(found)}: {some(found.worse_off)}."
+            f"{'is' if tally.worse == 1 else 'are'} worse off than with {one_for_all(found)}{_named(found.worse_off)}."
         )
     if known.predicts_worse:
         ours, theirs = (fixed(float(one.test_r2 or 0), 3) for one in (known.chosen, found["global"]))
@@ -210,14 +210,14 @@ def _worse(found: Comparison, known: Facts) -> list[str]:
 
 def _odd_clients(found: Comparison) -> list[str]:
     out = []
-    if found.outliers:
+    if found.n_outliers:
+        who = _named(found.outliers) or "; whose they are, their nodes can tell"
         out.append(
-            f"No shared model fits {number(len(found.outliers), 'client')}, not counted in the choice: "
-            f"{some(found.outliers)}. Check their data."
+            f"No shared model fits {number(found.n_outliers, 'client')}, not counted in the choice{who}. Check their data."
         )
-    if found.absent:
-        many = number(len(found.absent), "client")
-        out.append(f"{many} did not answer and took no part: {some(found.absent)}.")
+    if found.n_absent:
+        many = number(found.n_absent, "client")
+        out.append(f"{many} did not answer and took no part{_named(found.absent)}.")
     if found.too_small:
         have = "has" if len(found.too_small) == 1 else "have"
         few = number(len(found.too_small), "client")
@@ -225,8 +225,15 @@ def _odd_clients(found: Comparison) -> list[str]:
     return out
 
 
+def _named(names: tuple[str, ...]) -> str:
+    """Which clients, where that is known."""
+    return f": {some(names)}" if names else ""
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
-def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: bool = False) -> str | None:
+def fit_command(
+    data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: bool = False, secure: bool = False
+) -> str | None:
     """Write the command that fits a structure to the same data, quoted for a shell; None when there is none."""
     if advice.method is None or (data.path is None and not on_flower):
         return None
@@ -238,6 +245,7 @@ def fit_command(data: DataOptions, advice: FitAdvice, *, seed: int, on_flower: b
     words += ["--method", advice.method]
     for name, value in advice.options.items():
         words += [_FLAGS[name], _listed_numbers(value)] if name in _FLAGS else ["--set", f"{name}={_toml(value)}"]
+    words += ["--secure"] if secure else []
     words += ["--seed", str(seed)] if seed else []
     return shlex.join(words)
 

@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from coterie.data.clients import Clients
 from coterie.data.ragged import DiskRows, Ragged
 from coterie.data.readers import read
 from coterie.errors import ConfigError, DataError
-from coterie.select import difference
+from coterie.select import Paired, difference
 from coterie.selection import ORDER, compare
 from coterie.selection.facts import facts
 from coterie.selection.result import Comparison
@@ -173,7 +174,8 @@ def _line(task: RealTask, found: Comparison, seconds: float) -> dict[str, Any]:
     higher = found.metric == "accuracy"
     chosen = found[found.chosen]
     best = max(found.structures, key=lambda one: (1 if higher else -1) * _number(one.test_metric))
-    gap = difference(*(torch.from_numpy(one.client_test_metric) for one in (chosen, best)))
+    own = [one.client_test_metric for one in (chosen, best)]
+    gap = difference(Paired.of(torch.from_numpy(np.stack([one for one in own if one is not None]))), 0, 1)
     line: dict[str, Any] = {"data": task.name, "clients": len(found.names), "metric": found.metric}
     line |= {one.name: one.test_metric for one in found.structures}
     line |= {"chosen": f"{found.chosen} ({chosen.label})", "best": best.name, "stderr": best.test_stderr}

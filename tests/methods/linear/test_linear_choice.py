@@ -1,91 +1,153 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Scores from sums over clients, against direct computation with every client's own values."""
+
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import NOISE_ROWS, Problem
-from coterie.methods.linear.choice import outlying, outlying_classes
-from coterie.methods.linear.scores import common_noise, judged_newcomers, judged_rows, normal_score
+from coterie.algorithms.outliers import outlier_scores
+from coterie.algorithms.score_sums import ERRORS, PLAIN, ROW_DEVIATION, keep_judged, normal_score
+from coterie.methods.linear.scores import Judged, Table, distances, joined, judged, paired, with_noise
+from coterie.methods.linear.sources import Here, finished
 from coterie.protocol import Replies
+from coterie.select import Paired
 
-NAN = math.nan
-
-
-def tensor(*values: object) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+V = 3
+PROBLEM = Problem(1, 0, V, tuple(range(V + 1)))
 
 
-def test_a_client_that_no_shared_structure_serves_is_an_outlier() -> None:
-    scores = torch.tensor([np.linspace(-1.1, -0.9, 21).tolist(), [-1.5] * 21], dtype=torch.float64)
-    scores[:, 3] = -4.0
-    scores[0, 5], scores[1, 5] = -4.0, -1.0  # served badly by one structure only
-    scores[:, 7] = NAN
-    found = outlying(scores, torch.full((21,), 400.0))
-    assert found[3] > 3.5
-    assert bool((found[[i for i in range(21) if i not in (3, 7)]] < 3.5).all())
-    assert bool(found[7].isnan())
-    # with 2 rows a score of -2 is chance: the standard deviation of a mean of 2 is 0.5
-    scores[:, 3] = -2.0
-    assert outlying(scores, torch.full((21,), 2.0))[3] < 3.5 < outlying(scores, torch.full((21,), 400.0))[3]
+def here(half: Tensor, rows: Tensor, kind: int = ERRORS, problem: Problem = PROBLEM) -> tuple[Here, Judged]:
+    """Clients that keep half squared errors [M, F, J] of rows [M, F, 1]."""
+    kept = keep_judged(problem, "x", {"loss": half, "metric": 2 * half, "rows": rows})
+    got = Replies({"loss": half.sum(0), "rows": rows.sum(0)}, torch.arange(1), torch.arange(0))
+    return Here(kept, 1 + torch.arange(len(half))), judged(got, problem, "x", kind)
+
+
+def drawn(clients: int = 12, settings: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randint(2, 9, (clients, V + 1, 1), generator=draw).double()
+    wide = torch.rand(clients, 1, 1, generator=draw).double() + 0.2
+    half = 0.5 * rows * wide * (0.8 + 0.4 * torch.rand(clients, V + 1, settings, generator=draw).double())
+    return half, rows
+
+
+def by_hand(half: np.ndarray, rows: np.ndarray, f: int) -> float:
+    """The common noise without a fold: iterated until nothing moves."""
+    others = [g for g in range(V) if g != f]
+    h, n = half[:, others].sum(1), rows[:, others].sum(1)
+    common = 2 * h.sum() / n.sum()
+    for _ in range(5000):
+        common = len(h) / ((NOISE_ROWS + n) / (NOISE_ROWS * common + 2 * h)).sum()
+    return float(common)
+
+
+@pytest.mark.parametrize("wild", [1.0, 1e6])
+def test_the_common_noise_is_the_harmonic_mean_of_clients_own(wild: float) -> None:
+    half, rows = drawn()
+    half[3] *= wild  # a client that nothing serves hardly counts
+    source, one = here(half, rows)
+    table = finished(with_noise(source, Table.of({"x": one}, PROBLEM)))
+    for f in range(V + 1):
+        for j in range(4):
+            want = by_hand(half[..., j].numpy(), rows[..., 0].numpy(), f)
+            assert float(table.noise[0, f, j]) == pytest.approx(want, rel=1e-7)
+
+
+def test_scores_are_mean_log_densities_of_held_out_rows_with_the_noise_of_the_other_folds() -> None:
+    half, rows = drawn()
+    source, one = here(half, rows)
+    table = finished(with_noise(source, Table.of({"x": one}, PROBLEM)))
+    scores, _, n = finished(paired(source, table))
+    want = np.zeros((4, len(half)))
+    for c in range(len(half)):
+        for j in range(4):
+            for f in range(V):
+                others = [g for g in range(V) if g != f]
+                h, m = float(half[c, others, j].sum()), float(rows[c, others].sum())
+                noise = (NOISE_ROWS * float(table.noise[0, f, j]) + 2 * h) / (NOISE_ROWS + m)
+                own = float(rows[c, f, 0])
+                want[j, c] += -0.5 * own * math.log(2 * math.pi * noise) - float(half[c, f, j]) / noise
+            want[j, c] /= float(rows[c, :V].sum())
+    same = Paired.of(torch.from_numpy(want))
+    np.testing.assert_allclose(scores[0].means, same.means, rtol=1e-10)
+    for j in range(4):
+        assert scores[0].mean_and_error(j) == pytest.approx(same.mean_and_error(j), rel=1e-9)
+        assert scores[0].gap(j, 0) == pytest.approx(same.gap(j, 0), rel=1e-8, abs=1e-14)
+    assert n == float(rows[:, :V].sum())
+
+
+def test_clients_with_few_rows_or_that_judged_only_some_do_not_count() -> None:
+    half, rows = drawn()
+    rows[2, :V], half[2, :V] = 0.0, 0.0
+    half[5] = math.nan
+    source, one = here(half, rows, PLAIN)
+    scores, _, _ = finished(paired(source, Table.of({"x": one}, PROBLEM)))
+    assert scores[0].n == len(half) - 2
+    more = keep_judged(
+        PROBLEM, "y", {"loss": half, "metric": half, "rows": rows * (torch.arange(12) != 7)[:, None, None]}
+    )
+    both = joined([one, Judged((("y scores", 4),), one.kind, one.loss, one.rows, one.shape)])
+    scores, _, _ = finished(paired(Here({**source.kept, **more}, source.keys), Table.of({"x": both}, PROBLEM)))
+    assert scores[0].n == len(half) - 3
+
+
+def test_clients_are_drawn_again_by_their_keys_and_as_often_as_they_are_there() -> None:
+    half, rows = drawn(clients=40)
+    source, one = here(half, rows, PLAIN)
+    how: dict[str, Any] = {"repetitions": 300, "key": torch.tensor(7)}
+    every, _, _ = finished(paired(source, Table.of({"x": one}, PROBLEM), **how))
+    counts = np.array([one.n for one in every[1:]])
+    assert abs(counts.mean() - 40) < 4 * math.sqrt(40 / 300)  # Poisson's law: four standard errors
+    assert 0.8 < counts.var() / 40 < 1.25
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    moved = Here({name: value[order] for name, value in source.kept.items()}, source.keys[order])
+    again, _, _ = finished(paired(moved, Table.of({"x": one}, PROBLEM), **how))
+    for first, second in zip(every, again, strict=True):
+        np.testing.assert_allclose(first.products, second.products, atol=1e-9)
+
+
+@pytest.mark.parametrize("far", [1.0, 1e5])
+def test_usual_distances_are_found_by_counts(far: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    score = -1.0 + 0.1 * torch.randn(31, generator=draw).double()
+    score[3] = -1 - far
+    rows = torch.full((31, V + 1, 1), 100.0).double()
+    source, one = here(-score[:, None, None] * rows, rows, PLAIN)
+    about = {"shared": (0,), "own": (), "least": 0}
+    middle, spread = finished(distances(source, Table.of({"x": one}, PROBLEM), about))
+    median = float((-score).median())
+    assert middle == pytest.approx(median, abs=2e-4)
+    assert spread == pytest.approx(1.4826 * float((-score - median).abs().median()), abs=5e-4)
+    table = Table(PROBLEM, {"x": slice(0, 1)}, one, torch.ones_like(one.loss), {**about, "usual": (middle, spread)})
+    scores, _, _ = finished(paired(source, table))
+    noise = torch.full((31,), ROW_DEVIATION / math.sqrt(300)).double()
+    assert scores[0].n == int((outlier_scores(-score, noise) <= 3.5).sum()) == 30
 
 
 def test_of_classes_an_outlier_is_who_gains_much_by_a_model_of_its_own() -> None:
     rate = np.linspace(0.01, 0.06, 21)
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))  # what the true model scores: lower where less rare
-    shared = torch.tensor(-entropy, dtype=torch.float64)[None]
-    rows = torch.full((21,), 1000.0, dtype=torch.float64)
-    assert bool((outlying_classes(shared, shared - 0.001, rows) < 3.5).all())
-    own = shared.clone()
-    own[0, 3] += 0.1  # 100 nats over 1000 rows: sqrt(1000 * 0.1 / 2) = 7.1 standard errors
-    own[0, 4] += 0.005  # 5 nats: 1.6
-    found = outlying_classes(shared, own, rows)
-    assert float(found[3]) == pytest.approx(math.sqrt(50), rel=1e-3)
-    assert float(found[4]) == pytest.approx(math.sqrt(2.5), rel=1e-3)
-    shared[0, 7] = NAN
-    assert bool(outlying_classes(shared, own, rows)[7].isnan())
+    loss = torch.from_numpy(np.stack([entropy, entropy], 1))[:, None].expand(-1, V + 1, -1).clone()
+    loss[3, :, 1] -= 0.15  # 45 nats over 300 rows: sqrt(22.5) = 4.7 standard errors
+    loss[4, :, 1] -= 0.015  # 4.5 nats: 1.5
+    rows = torch.full((21, V + 1, 1), 100.0).double()
+    source, one = here(loss * rows, rows, PLAIN)
+    about = {"shared": (0,), "own": (1,), "least": 0}
+    usual = finished(distances(source, Table.of({"x": one}, PROBLEM), about))
+    table = Table(PROBLEM, {"x": slice(0, 2)}, one, torch.ones_like(one.loss), {**about, "usual": usual})
+    scores, _, _ = finished(paired(source, table))
+    assert scores[0].n == 20
+    by_score = {"shared": (0,), "own": (), "least": 0}
+    usual = finished(distances(source, Table.of({"x": one}, PROBLEM), by_score))
+    assert usual[1] > 0.01  # the scores of clients with rarer classes spread
 
 
-def test_noise_is_the_clients_own_and_drawn_to_the_harmonic_mean() -> None:
-    half, n = tensor(2.0, 8.0, 100.0), tensor(8.0, 8.0, 8.0)
-    noise, common = common_noise(half, n)
-    for i in range(3):
-        assert float(noise[i]) == pytest.approx(
-            (NOISE_ROWS * float(common) + 2 * float(half[i])) / (NOISE_ROWS + 8), rel=1e-3
-        )
-    assert float(common) == pytest.approx(3 / sum(1 / float(v) for v in noise), rel=1e-3)
-    assert float(common) < float((2 * half / n).mean())  # the wild client hardly counts
-
-
-def test_a_score_is_the_mean_log_density_of_held_out_rows_with_the_noise_of_the_other_folds() -> None:
-    problem = Problem(1, 0, 2, (0, 1, 2))
-    half = torch.tensor([[[1.0], [3.0], [2.0]], [[2.0], [2.0], [1.0]]], dtype=torch.float64)  # [M, F, J]
-    rows = torch.tensor([[[4.0], [4.0], [2.0]], [[4.0], [4.0], [1.0]]], dtype=torch.float64)
-    found = judged_rows(
-        Replies({"loss": half, "metric": 2 * half, "rows": rows}, torch.arange(2), torch.arange(0)), problem
-    )
-    zero, _ = common_noise(tensor(3.0, 2.0), tensor(4.0, 4.0))  # the noise for fold 0 comes from fold 1
-    first, _ = common_noise(tensor(1.0, 2.0), tensor(4.0, 4.0))
-    both, common = common_noise(tensor(4.0, 4.0), tensor(8.0, 8.0))
-
-    def density(half_squares: float, n: int, noise: float) -> float:
-        return -0.5 * n * math.log(2 * math.pi * noise) - half_squares / noise
-
-    expected = (density(1.0, 4, float(zero[0])) + density(3.0, 4, float(first[0]))) / 8
-    assert float(found.score[0, 0]) == pytest.approx(expected)
-    assert float(found.test_score[0, 0]) == pytest.approx(density(2.0, 2, float(both[0])) / 2)
-    assert float(found.metric[0, 1]) == pytest.approx(1.0)
-    assert float(found.noise[0]) == pytest.approx(float(common))
-
-
-def test_new_clients_are_judged_with_the_common_noise() -> None:
-    got = Replies(
-        {"loss": torch.full((2, 1, 1), 3.0), "metric": torch.full((2, 1, 1), 6.0), "rows": torch.full((2, 1, 1), 4.0)},
-        torch.arange(2), torch.arange(0),
-    )  # fmt: skip
-    score, right, rows = judged_newcomers(got, Problem(1, 0, 2, (2,)), tensor(2.0))
-    assert float(score[0, 1]) == pytest.approx(-0.5 * math.log(4 * math.pi) - 3 / 2 / 4)
-    assert float(right[0, 0]) == 1.5
-    assert rows.tolist() == [4.0, 4.0]
-    assert float(normal_score(tensor(3.0), tensor(4.0), tensor(2.0))) == pytest.approx(4 * float(score[0, 0]))
+def test_a_score_of_new_clients_takes_the_common_noise() -> None:
+    half, n = torch.tensor(3.0).double(), torch.tensor(4.0).double()
+    want = 4 * (-0.5 * math.log(4 * math.pi) - 3 / 2 / 4)
+    assert float(normal_score(half, n, torch.tensor(2.0).double())) == pytest.approx(want)

@@ -15,6 +15,7 @@ from coterie.algorithms.newton_ifca import ByLabel, Clusters, judge_clusters_ask
 from coterie.algorithms.noise_model import judge_noise_ask, noise_model
 from coterie.algorithms.random_effects import OWN, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, by_size, judge_mixed_ask, row_mixture
+from coterie.algorithms.score_sums import COLUMNS
 from coterie.data.ragged import Ragged
 from coterie.engines.in_process import InProcess
 from coterie.evaluate import match_labels
@@ -37,11 +38,16 @@ def fit_global(problem: Problem, penalties: tuple[float, ...], rounds: int) -> A
     return newton_ifca(None, start=start, problem=problem, n_clusters=1, penalties=penalties, rounds=rounds)
 
 
-def grown(fit: Clusters, problem: Problem, penalty: float, **how: int) -> Any:
+def grown(fit: Clusters, problem: Problem, penalty: float, **how: Any) -> Any:
     """One cluster more."""
     return newton_ifca(
         None, start=fit, problem=problem, n_clusters=fit.theta.shape[2] + 1, penalties=(penalty,), seed=0, **how
     )
+
+
+def kept(engine: InProcess, column: str, tag: str = "x") -> Tensor:
+    """What clients keep of how they are served.  [M, F, J]"""
+    return engine.worker.private[0][f"{tag} scores"][..., COLUMNS.index(column)]
 
 
 def asking(ask: Ask) -> Callable[[], Any]:
@@ -125,11 +131,12 @@ def test_growing_finds_planted_groups_in_every_fold() -> None:
         fit = found.fits[0]
         for _ in range(2):
             fit = yield from grown(fit, problem, 1e-3, starts=3, rounds=10)
-        return (yield judge_clusters_ask(fit, problem))
+        return (yield judge_clusters_ask(fit, problem, "x"))
 
-    got, _ = answered(rows, problem, program)
+    got, engine = answered(rows, problem, program)
     for f in range(F):
-        assert match_labels(got["label"][:, f, 0], torch.arange(12) % 3) == 1.0
+        assert match_labels(kept(engine, "label")[:, f, 0], torch.arange(12) % 3) == 1.0
+    assert sorted(got["sizes"][0].tolist()) == [4, 4, 4]
 
 
 def test_clusters_of_classifiers_separate_groups() -> None:
@@ -139,26 +146,44 @@ def test_clusters_of_classifiers_separate_groups() -> None:
         found = yield from common_model(problem, Effort(rounds=5))
         yield from shrunk(problem, Effort(rounds=5), found.fits[0])
         fit = yield from grown(found.fits[0], problem, 1e-2, starts=3, rounds=10)
-        return (yield judge_clusters_ask(fit, problem))
+        return (yield judge_clusters_ask(fit, problem, "x"))
 
-    got, _ = answered(rows, problem, program)
-    assert match_labels(got["label"][:, -1, 0], torch.arange(12) % 2) == 1.0
+    _, engine = answered(rows, problem, program)
+    assert match_labels(kept(engine, "label")[:, -1, 0], torch.arange(12) % 2) == 1.0
+
+
+def test_growing_from_drawn_models_finds_planted_groups_in_every_fold() -> None:
+    rows, problem = planted("clusters", 3, n_clients=18), problem_of()
+
+    def program() -> Any:
+        found = yield from common_model(problem, Effort(rounds=5))
+        own = yield from shrunk(problem, Effort(rounds=5), found.fits[0])
+        fit = found.fits[0]
+        for _ in range(2):
+            fit = yield from grown(fit, problem, 1e-3, starts=3, rounds=10, drawn=own.fits[-1])
+        return (yield judge_clusters_ask(fit, problem, "x"))
+
+    _, engine = answered(rows, problem, program)
+    for f in range(F):
+        assert match_labels(kept(engine, "label")[:, f, 0], torch.arange(18) % 3) == 1.0
 
 
 def test_clients_are_judged_with_the_model_that_serves_their_training_rows_best() -> None:
     rows, problem = planted("clusters", 2), problem_of()
     theta = torch.randn(F, 1, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one = torch.ones(F, 1, dtype=torch.float64)
-    got, _ = answered(rows, problem, asking(judge_clusters_ask(Clusters(theta, one, one, theta), problem)))
+    got, engine = answered(rows, problem, asking(judge_clusters_ask(Clusters(theta, one, one, theta), problem, "x")))
+    torch.testing.assert_close(got["loss"], kept(engine, "loss").sum(0))
+    torch.testing.assert_close(got["rows"], kept(engine, "rows").sum(0))
     for client in range(12):
         x, y = training_rows(rows, client, 1)
         losses = [((y - x @ theta[1, 0, k].numpy()) ** 2).sum() for k in range(3)]
-        assert int(got["label"][client, 1, 0]) == int(np.argmin(losses))
+        assert int(kept(engine, "label")[client, 1, 0]) == int(np.argmin(losses))
         block = rows.client(client)
         held = block.folds[0] == 1
         design = torch.cat([block.x[0][held], torch.ones(int(held.sum()), 1, dtype=torch.float64)], 1)
         residual = block.target[0][held] - design @ theta[1, 0, int(np.argmin(losses))]
-        torch.testing.assert_close(got["metric"][client, 1, 0], residual.square().sum())
+        torch.testing.assert_close(kept(engine, "metric")[client, 1, 0], residual.square().sum())
 
 
 def test_an_empty_cluster_keeps_its_model() -> None:
@@ -190,7 +215,8 @@ def a_prior(n_columns: int = 4) -> Prior:
 
 def test_a_clients_model_is_ridge_regression_towards_the_mean() -> None:
     rows, problem, prior = planted("local"), problem_of(), a_prior(2)
-    got, engine = answered(rows, problem, asking(judge_effects_ask(prior, problem, "x", keep=0, effects=True)))
+    got, engine = answered(rows, problem, asking(judge_effects_ask(prior, problem, "x", keep=0)))
+    told, _ = answered(rows, problem, asking(judge_effects_ask(prior, problem, "x", effects=True)))
     mean, root, df = prior.mean[1, 0].numpy(), prior.root[1, 0].numpy(), 0.0
     for client in range(12):
         x, y = training_rows(rows, client, 1)
@@ -202,7 +228,7 @@ def test_a_clients_model_is_ridge_regression_towards_the_mean() -> None:
             unsure = np.trace(root.T @ x.T @ x @ root @ np.linalg.inv(precision))
             squares = ((y - x @ (mean + root @ v)) ** 2).sum() + unsure
             noise = (NOISE_ROWS * 0.5 + squares) / (NOISE_ROWS + len(y))
-        np.testing.assert_allclose(got["effects"][client, 1, 0].numpy(), v)
+        np.testing.assert_allclose(told["effects"][client, 1, 0].numpy(), v)
         np.testing.assert_allclose(engine.worker.private[0][OWN][client, 1].numpy(), mean + root @ v)
         df += np.trace(hat)
     np.testing.assert_allclose(got["df"][1, 0], df)  # effective parameters: a sum over clients
@@ -337,8 +363,8 @@ def test_mixtures_are_judged_with_proportions_and_noise_of_the_training_rows() -
     draw = torch.Generator().manual_seed(0)
     theta = torch.randn(F, 1, 2, 4, generator=draw, dtype=torch.float64)
     half, one = torch.full((F, 1, 2), 0.5).double(), torch.ones(F, 1, 2, dtype=torch.float64)
-    ask = judge_mixed_ask(Mixed(theta, half, one, one[..., 0]), problem)
-    got = InProcess(rows).ask(ask)
+    engine = InProcess(rows)
+    engine.ask(judge_mixed_ask(Mixed(theta, half, one, one[..., 0]), problem, "x"))
 
     def density(x: np.ndarray, y: np.ndarray, noise: float) -> np.ndarray:
         squares = (y[:, None] - x @ theta[0, 0].numpy().T) ** 2
@@ -357,9 +383,11 @@ def test_mixtures_are_judged_with_proportions_and_noise_of_the_training_rows() -
         held = (block.folds[0] == 0).numpy()
         x = np.column_stack([block.x[0].numpy()[held], np.ones(held.sum())])
         y = block.target[0].numpy()[held]
-        np.testing.assert_allclose(float(got["loss"][client, 0, 0]), -np.log(density(x, y, noise) @ weights).sum())
+        np.testing.assert_allclose(
+            float(kept(engine, "loss")[client, 0, 0]), -np.log(density(x, y, noise) @ weights).sum()
+        )
         error = ((x @ theta[0, 0].numpy().T @ weights - y) ** 2).sum()
-        np.testing.assert_allclose(float(got["metric"][client, 0, 0]), error)
+        np.testing.assert_allclose(float(kept(engine, "metric")[client, 0, 0]), error)
 
 
 def test_noise_that_is_wider_at_some_rows_is_no_mixture() -> None:
@@ -378,7 +406,7 @@ def test_noise_that_is_wider_at_some_rows_is_no_mixture() -> None:
 
     (shape, got), _ = answered(rows, problem, program)
     assert abs(float(shape.width[-1, 0]) - 1.4) < 0.25  # the logarithm of the variance grows by 2 * 0.7
-    assert float(got["loss"][:, 0].sum()) / 600 < float(got["plain"][:, 0].sum()) / 600 - 0.1
+    assert float(got["loss"][0]) / 600 < float(got["plain"][0]) / 600 - 0.1
 
 
 # -- nobody trains on what judges -------------------------------------------------------------------------------------
@@ -395,7 +423,7 @@ def everything(rows: Ragged, problem: Problem) -> list[Tensor]:
         fits = [base.theta, low.fits[1].root, low.fits[1].mean, two.theta, own.fits[-1].root]
         if problem.is_regression:
             fits += [base.noise, two.noise]
-            within = yield from mixture(problem, effort, base, common.judged, 0)
+            within = yield from mixture(problem, effort, base, 0)
             fits += [within.fits[0].mixed.theta, within.fits[0].noise.width, within.fits[0].noise.centre]
         return fits
 

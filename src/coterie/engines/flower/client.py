@@ -298,7 +298,9 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
     answers, left = list[Answers](), list[Private]()
     for question in asked.questions:
         files = _files(holding, question.run)
-        private, lost = files.load(question.state) if question.after is None else (left[question.after], False)
+        private, lost = files.load(question.state)
+        if question.after is not None:
+            private = _beside(private, left[question.after])
         answer, kept, adds = _answer(question, holding, private, secure=secure is not None)
         arrays |= {f"{len(answers)}:{name}": value for name, value in adds.items()}
         if answer.kept:
@@ -309,6 +311,11 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
         return Reply(holding.name, tuple(answers))
     word = question_of(asked.questions)
     return Reply(holding.name, tuple(answers), masked(secure, word, arrays, *_keys(holding, secure.run)))
+
+
+def _beside(kept: Private, left: Private) -> Private:
+    """What clients keep of these rows, and what a question on others has left with them."""
+    return {run: {**kept.get(run, {}), **left.get(run, {})} for run in {**kept, **left}}
 
 
 def _exchanged(asked: Batch, holding: NodeData) -> Reply:

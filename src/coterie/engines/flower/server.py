@@ -254,9 +254,12 @@ class OnFlower:
         return [f"node '{node}' has lost its private state: its clients started again"] * answers.lost
 
     def _go_on_from(self, before: RemoteState) -> None:
-        """Take over what clients keep of other rows; what they have left here since then counts."""
-        own = {name: kept for name, kept in self.private.accepted.items() if kept[0] == self.store}
-        self.private = replace(before, accepted={**before.accepted, **own})
+        """Take over what clients keep of other rows, beside what they keep here."""
+        fields = {
+            run: {**before.fields.get(run, {}), **own} for run, own in {**before.fields, **self.private.fields}.items()
+        }
+        accepted = {**before.accepted, **self.private.accepted}
+        self.private = replace(before, accepted=accepted, fields=fields)
 
     def _note_fields(self, asks: Mapping[int, Ask]) -> None:
         fields = self.private.fields

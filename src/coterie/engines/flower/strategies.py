@@ -140,7 +140,9 @@ class CoterieStrategy(Strategy):
         module = next(iter(self.modules.values()), None)
         if folder is None:
             if chosen.method == "auto":
-                found = selection.compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, watch=watch)
+                found = selection.compare(
+                    clients, hidden=chosen.model.hidden, seed=chosen.seed, secure=chosen.secure, watch=watch
+                )
                 chosen = advised(found.document()).into(chosen)
             self.fitted_ = fit(clients, chosen, watch=watch, module=module)
             return _result(self.fitted_)
@@ -192,6 +194,7 @@ def compare(
     quick: bool = False,
     effort: Effort | None = None,
     seed: int = 0,
+    secure: bool = False,
     test_size: float = 0.2,
     new_clients: float | None = None,
     outcome: OutcomeName | None = None,
@@ -211,7 +214,7 @@ def compare(
         Where to write what was found, as `coterie compare` does; one that was interrupted is continued.
     nodes, timeout
         How many nodes to wait for before beginning, and seconds that a message waits for answers.
-    hidden, quick, effort, seed
+    hidden, quick, effort, seed, secure
         As for `coterie.compare`.
     test_size, new_clients
         Shares of rows and of clients that are held out; a fifth of the clients by default if there are at least ten.
@@ -232,7 +235,7 @@ def compare(
     """
     chosen = options(
         {
-            "seed": seed, "model": {"hidden": list(hidden)},
+            "seed": seed, "secure": secure, "model": {"hidden": list(hidden)},
             "data": {
                 "test_size": test_size, "new_clients": NEW_CLIENTS if new_clients is None else new_clients,
                 "outcome": outcome, "event": event, **read,
@@ -261,7 +264,7 @@ def _compared(
     if kept is not None:
         _keep(kept, begun_with.run, clients)
     if folder is None:
-        return selection.compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, **how)
+        return selection.compare(clients, hidden=chosen.model.hidden, seed=chosen.seed, secure=chosen.secure, **how)
     share = chosen.data.new_clients if clients.newcomers is not None else 0.0
     named = chosen.data.model_copy(update={"new_clients": share})
     return compare_run(folder, clients, chosen, command, named=named, on_flower=True, **how)

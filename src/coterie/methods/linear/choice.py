@@ -1,42 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose settings and the structure, without clients whom nothing that others share serves; and how sure the choice is.
 
-The choice is repeated with clients drawn again, and with one of the deals of the folds: from scores that are there, so that
-nothing is fitted again.
+The choice rests on sums over clients (`select.Paired`), and is repeated with clients drawn again, and with one of the deals
+of the folds: nothing is fitted again.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from coterie import keys
-from coterie.algorithms.outliers import outlier_scores
 from coterie.algorithms.target_shape import Shape
+from coterie.methods.linear.scores import Table, distances, paired, with_noise
+from coterie.methods.linear.sources import Source
 from coterie.methods.linear.structures import ORDER, Found
 from coterie.methods.linear.task import Task
-from coterie.select import as_good, difference, simplest
+from coterie.protocol import Algorithm
+from coterie.select import Paired, as_good, difference, simplest
 
-__all__ = [
-    "ALIKE",
-    "OUTLIER",
-    "REPETITIONS",
-    "RIVAL",
-    "Evidence",
-    "chosen",
-    "names_where",
-    "outlying",
-    "outlying_classes",
-]
+__all__ = ["ALIKE", "REPETITIONS", "RIVAL", "Evidence", "chosen", "means"]
 
-OUTLIER = 3.5  # score above which a client is called an outlier
 REPETITIONS = 200  # of the choice
 RIVAL = 0.2  # share of the repetitions from which a structure would do as well as the one that is chosen most often
-_ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: half of a squared normal variable
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
 _CLEAR = 3.0  # standard errors, of the variance of intercepts
 _WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
@@ -52,25 +41,16 @@ class Evidence:
     found: dict[str, Found]
     settings: dict[str, int]
     chosen: str
-    judged: Tensor  # [M]
-    odd: Tensor  # [M] outliers
-    outlier_score: Tensor  # [M]
+    table: Table
+    scores: Paired  # of judged clients that are no outliers, by the table's columns
     tolerance: float
     barred: tuple[str, ...]  # structures that may not be taken
-    absent: Tensor  # [M] who has rows enough, and did not answer
     shares: dict[str, float] = field(default_factory=dict)  # of the repetitions in which a structure is chosen
     shape: Shape = field(default_factory=Shape)
 
-    def score(self, name: str, *, test: bool = False) -> Tensor:
-        """[M] of the structure's setting, NaN for who was not judged or, on test rows, has none."""
-        one = self.found[name].judged
-        if test:
-            return torch.where(one.test_rows > 0, one.test_score[self.settings[name]], torch.nan)
-        return torch.where(self.judged, one.score[self.settings[name]], torch.nan)
-
-    def counted(self, values: Tensor) -> Tensor:
-        """[M] without outliers."""
-        return torch.where(self.odd, torch.nan, values)
+    def column(self, name: str) -> int:
+        """Of the structure's setting."""
+        return self.table.at(name, self.settings[name])
 
     def df(self, name: str) -> float | None:
         """Effective parameters of the structure's setting; None where nobody can count them."""
@@ -79,14 +59,17 @@ class Evidence:
 
 
 def chosen(
-    task: Task, found: dict[str, Found], tolerance: float, *, shape: Shape | None = None, repetitions: int = 0
-) -> Evidence:
+    source: Source, task: Task, found: dict[str, Found], tolerance: float, *, shape: Shape | None = None,
+    repetitions: int = 0,
+) -> Algorithm:  # fmt: skip
     """Choose settings, find outliers, choose settings without them, and then the structure.
 
     Who did not answer when some structure was judged is not judged at all: all structures are judged by the same clients.
 
     Parameters
     ----------
+    source : Source
+        Who answers what clients keep of all structures.
     tolerance : float
         In the score, of numbers and of classes that are equally frequent; where one class is rare there is less to gain,
         and it is smaller in proportion to their entropy.
@@ -94,36 +77,60 @@ def chosen(
         Of the target.
     repetitions : int
         How often the choice is repeated.
+
+    Returns
+    -------
+    Evidence
     """
     if shape is not None and shape.entropy is not None:
         tolerance = tolerance * min(1.0, shape.entropy / math.log(2))
-    there = torch.stack([one.judged.rows > 0 for one in found.values()]).all(0)
-    judged, nobody = task.judged & there, torch.zeros_like(task.judged)
-    first = _Scores.of(found, judged, task.problem.is_regression)
+    table = Table.of({name: one.judged for name, one in found.items()}, task.problem)
+    table = yield from with_noise(source, table)
+    regression, mixed = task.problem.is_regression, "mixture" in found
+    every, _, _ = yield from paired(source, table)
+    first = _Scores(found, table, every[0], None, regression)
     settings = {name: first.setting(name, tolerance) for name in found}
-    score = _outlier_scores(task, found, settings, judged)
-    odd = (score > OUTLIER) & judged
-    if int((judged & ~odd).sum()) < 2:
-        odd = nobody
-    scores = _Scores.of(found, judged & ~odd, task.problem.is_regression)
-    choice, shares = _repeated(scores, tolerance, repetitions, task.seed)
+    about = _outliers_by(task, found, table, settings)
+    usual = yield from distances(source, table, about)
+    how: dict[str, Any] = {"repetitions": repetitions, "key": keys.key(task.seed, "repetitions")}
+    how |= {"centre": float(np.nan_to_num(every[0].means[0])), "metrics": regression and mixed}
+    known = replace(table, usual={**about, "usual": usual})
+    scores, metrics, _ = yield from paired(source, known, **how)
+    if scores[0].n < 2:
+        known = table
+        scores, metrics, _ = yield from paired(source, known, **how)
+    votes = [_Scores(found, known, one, metrics[at] if metrics else None, regression) for at, one in enumerate(scores)]
+    choice, shares = _repeated(votes[0], votes[1:], tolerance)
     return Evidence(
-        found, choice.settings, choice.winner, judged, odd, score, choice.tolerance, choice.barred, task.judged & ~there,
-        shares, shape or Shape(),
-    )  # fmt: skip
+        found,
+        choice.settings,
+        choice.winner,
+        known,
+        scores[0],
+        choice.tolerance,
+        choice.barred,
+        shares,
+        shape or Shape(),
+    )
 
 
-def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tuple[_Choice, dict[str, float]]":
+def means(source: Source, found: Found, task: Task) -> Algorithm:
+    """Mean scores of a structure's settings.  -> [J]"""
+    table = yield from with_noise(source, Table.of({found.name: found.judged}, task.problem))
+    every, _, _ = yield from paired(source, table)
+    return every[0].means
+
+
+def _repeated(scores: "_Scores", again: "Sequence[_Scores]", tolerance: float) -> "tuple[_Choice, dict[str, float]]":
     """Choose again and again, with clients drawn again and one deal of the folds: what is chosen most often is chosen.
 
     One model for all, or else own intercepts, is taken in its place if it is a rival, and what the other brings beyond it is
     not clear. The shares of the repetitions, by structure, are told too.
     """
-    choice = scores.choice(tolerance)
+    choice, times = scores.choice(tolerance), len(again)
     if not times:
         return choice, {}
-    draw, n, deals = keys.generator(seed, "repetitions"), scores.n_clients, next(iter(scores.deals.values())).shape[0]
-    votes = [scores.drawn(torch.randint(n, (n,), generator=draw), at % deals).choice(tolerance) for at in range(times)]
+    votes = [one.choice(tolerance) if one.score.n > 0 else choice for one in again]
     won = Counter(one.winner for one in votes)
     free = [name for name in scores.found if name not in choice.barred and not scores.far_behind(name, choice)]
     winner = max(free, key=lambda name: (won[name], name == choice.winner))
@@ -134,7 +141,7 @@ def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tu
         if winner == name == "global" or j is None or (name, j) == (winner, at):
             break  # nothing is simpler
         rival = sum(one.winner == name and (name == "global" or one.settings[name] == j) for one in votes)
-        if rival >= RIVAL * times and not difference(scores.score[winner][at], scores.score[name][j]).low > 0:
+        if rival >= RIVAL * times and not scores.gap((winner, at), (name, j)).low > 0:
             winner, at = name, j
             break
     shares = {name: won[name] / times for name in scores.found}
@@ -151,50 +158,39 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores of the clients that count, with all settings."""
+    """Scores of the clients that count, with all settings: a candidate is a structure with one of them."""
 
     found: Mapping[str, Found]
-    score: dict[str, Tensor]  # [J, N]
-    metric: dict[str, Tensor]  # [J, N]
-    deals: dict[str, Tensor]  # [R, J, N]
+    table: Table
+    score: Paired
+    metric: Paired | None
     regression: bool
 
-    @classmethod
-    def of(cls, found: Mapping[str, Found], counted: Tensor, regression: bool) -> "_Scores":
-        """Of some clients.  counted [M]"""
-        score, metric, deals = (
-            {name: getattr(one.judged, what)[..., counted] for name, one in found.items()}
-            for what in ("score", "metric", "deals")
-        )
-        return cls(found, score, metric, deals, regression)
+    def mean(self, name: str, setting: int) -> float:
+        """Of a candidate."""
+        return float(self.score.means[self.table.at(name, setting)])
 
-    @property
-    def n_clients(self) -> int:
-        """N."""
-        return next(iter(self.score.values())).shape[1]
-
-    def drawn(self, some: Tensor, deal: int) -> "_Scores":
-        """These clients, some of them more than once, as one deal of the folds has judged them.  [N]"""
-        score = {name: value[deal][:, some] for name, value in self.deals.items()}
-        metric = {name: value[:, some] for name, value in self.metric.items()}
-        return _Scores(self.found, score, metric, {}, self.regression)
+    def gap(self, one: tuple[str, int], other: tuple[str, int]) -> Any:
+        """The difference of two candidates."""
+        return difference(self.score, self.table.at(*one), self.table.at(*other))
 
     def choice(self, tolerance: float) -> _Choice:
         """Choose every structure's setting, and the structure."""
         settings = {name: self.setting(name, tolerance) for name in self.found}
         may = {name: not one.eligible or any(one.eligible) for name, one in self.found.items()}
-        if self.regression and "mixture" in self.found:
-            may["mixture"] = self._predicts(settings)
+        if self.metric is not None and "mixture" in self.found:
+            may["mixture"] = self._predicts(settings, self.metric)
         candidates = [(name, settings[name]) for name in self.found]
         level = self.own_intercepts
         if level is not None and ("shrunk", level) not in candidates:
             candidates.append(("shrunk", level))  # next to one model for all, whatever else clients' own models may be
         candidates = [one for one in candidates if may[one[0]]]
-        scores = torch.stack([self.score[name][j] for name, j in candidates])
-        gain = float(scores.nanmean(1).max() - self.score["global"][settings["global"]].nanmean())
+        gain = max(self.mean(*one) for one in candidates) - self.mean("global", settings["global"])
         tolerance = max(tolerance, _SHARE * gain)
         barred = tuple(name for name, can in may.items() if not can)
-        good = [one for one, can in zip(candidates, as_good(scores, tolerance=tolerance), strict=True) if can]
+        among = [self.table.at(*one) for one in candidates]
+        able = as_good(self.score, among, tolerance=tolerance)
+        good = [one for one, can in zip(candidates, able, strict=True) if can]
         if not self.one_will_do(_Choice(settings, "global", barred, tolerance)):
             good = [one for one in good if one[0] != "global"] or [("shrunk", level or 0)]
         winner, at = self._simplest(good or candidates)
@@ -208,17 +204,17 @@ class _Scores:
         they do not matter.
         """
         level = self.own_intercepts
-        if level is None or not self.found["shrunk"].levels > _CLEAR:
+        if level is None or not self.found["shrunk"].differ > _CLEAR:
             return True
-        gap = difference(self.score["shrunk"][level], self.score["global"][choice.settings["global"]])
+        gap = self.gap(("shrunk", level), ("global", choice.settings["global"]))
         return not (gap.mean > 0 and gap.high > choice.tolerance)
 
     def far_behind(self, name: str, choice: _Choice) -> bool:
         """Whether a structure is clearly worse than the best, by more than the tolerance."""
         may = [other for other in self.found if other not in choice.barred]
-        best = max(may, key=lambda other: float(self.score[other][choice.settings[other]].nanmean()))
-        gap = difference(*(self.score[one][choice.settings[one]] for one in (best, name)))
-        return gap.low > 0 and gap.mean > choice.tolerance
+        best = max(may, key=lambda other: self.mean(other, choice.settings[other]))
+        gap = self.gap((best, choice.settings[best]), (name, choice.settings[name]))
+        return bool(gap.low > 0 and gap.mean > choice.tolerance)
 
     @property
     def own_intercepts(self) -> int | None:
@@ -235,26 +231,26 @@ class _Scores:
 
     def setting(self, name: str, tolerance: float) -> int:
         """The best setting of a structure, or the simplest that is as good."""
-        one, scores = self.found[name], self.score[name]
+        one, columns = self.found[name], self.table.columns(name)
+        first = columns[0]
         if one.free:
             kinds: dict[tuple[str, ...], list[int]] = {}
-            for j, setting in enumerate(one.settings):
+            for j, setting in zip(columns, one.settings, strict=True):
                 kinds.setdefault(tuple(setting), []).append(j)
-            means = scores.nanmean(1)
-            best = [max(some, key=lambda j: float(means[j])) for some in kinds.values()]
-            return best[simplest(scores[best], tolerance=tolerance)]
-        return simplest(scores, tolerance=tolerance, eligible=one.eligible)
+            best = [max(some, key=lambda j: float(self.score.means[j])) for some in kinds.values()]
+            return simplest(self.score, best, tolerance=tolerance) - first
+        return simplest(self.score, columns, tolerance=tolerance, eligible=one.eligible) - first
 
-    def _predicts(self, settings: Mapping[str, int]) -> bool:
+    def _predicts(self, settings: Mapping[str, int], metric: Paired) -> bool:
         """Whether the mean of a mixture predicts about as well as the best of the other structures.
 
         If not, its components stand for noise, not for structure.
         """
         others = [name for name in self.found if name != "mixture"]
-        best = max(others, key=lambda name: float(self.score[name][settings[name]].nanmean()))
-        ours, theirs = (self.metric[name][settings[name]] for name in ("mixture", best))
-        gap = difference(ours, theirs)
-        return not (gap.low > 0 or gap.mean > _WORSE * float(theirs.nanmean()))
+        best = max(others, key=lambda name: self.mean(name, settings[name]))
+        ours, theirs = (self.table.at(name, settings[name]) for name in ("mixture", best))
+        gap = difference(metric, ours, theirs)
+        return not (gap.low > 0 or gap.mean > _WORSE * float(metric.means[theirs]))
 
 
 def _place(name: str, setting: Mapping[str, object]) -> float:
@@ -267,64 +263,17 @@ def _place(name: str, setting: Mapping[str, object]) -> float:
     return ORDER.index(after[str(prior)]) + 0.5 if prior in after else ORDER.index(name)
 
 
-# -- outliers ---------------------------------------------------------------------------------------------------------
-def _outlier_scores(task: Task, found: dict[str, Found], settings: dict[str, int], judged: Tensor) -> Tensor:
-    """[M] of numbers and densities by the score itself, of classes by what a model of the client's own would gain."""
+def _outliers_by(task: Task, found: Mapping[str, Found], table: Table, settings: Mapping[str, int]) -> dict[str, Any]:
+    """By which columns it is told how far a client is from being served: see `score_sums.py`.
 
-    def score(name: str, j: int) -> Tensor:
-        return torch.where(judged, found[name].judged.score[j], torch.nan)
-
-    shared = [score(name, settings[name]) for name in _SHARED if name in found]
-    own = [score(name, settings[name]) for name in _OWN if name in found]
-    rows = found["global"].judged.rows
-    if task.problem.n_classes < 2 or not own:
-        least = found["global"].judged.least  # a row's likelihood depends on its size; its deviance does not
-        each = torch.stack(shared)
-        return outlying(each if least is None else each + least[settings["global"]], rows)
-    levels = found["shrunk"].settings if "shrunk" in found else ()
-    shared += [score("shrunk", j) for j, one in enumerate(levels) if one.get("prior") == "intercept"]
-    return outlying_classes(torch.stack(shared), torch.stack(own), rows)
-
-
-def outlying(shared: Tensor, rows: Tensor) -> Tensor:
-    """Outlier score of every client: how far it lies below the others, under whatever shared structure suits it best.
-
-    Parameters
-    ----------
-    shared : Tensor
-        [J, M] scores under shared structures, NaN for who is not judged.
-    rows : Tensor
-        [M] that the scores rest on.
+    Of classes by what a model of the client's own would gain. The score itself would not do: where one class is rare, a
+    client in which it is less rare has a lower score under the true model.
     """
-    best = shared.nan_to_num(nan=-math.inf).amax(0)
-    judged = best.isfinite()
-    out = torch.full(best.shape, math.nan, dtype=torch.float64)
-    out[judged] = outlier_scores(-best[judged], _ROW_DEVIATION / rows[judged].clamp(min=1).sqrt())
-    return out
-
-
-def outlying_classes(shared: Tensor, own: Tensor, rows: Tensor) -> Tensor:
-    """Outlier score of every client by how much better a model of its own predicts classes than any shared structure.
-
-    The score itself would not do: where one class is rare, a client in which it is less rare has a lower score under the
-    true model. A log-likelihood ratio has, over n rows with mean d, a standard error of about sqrt(2 d / n).
-
-    Parameters
-    ----------
-    shared, own : Tensor
-        [J, M] scores under shared structures (own levels among them), and with models of clients' own; NaN for who is not
-        judged.
-    rows : Tensor
-        [M] that the scores rest on.
-    """
-    gap = own.nan_to_num(nan=-math.inf).amax(0) - shared.nan_to_num(nan=-math.inf).amax(0)
-    judged = gap.isfinite()
-    out = torch.full(gap.shape, math.nan, dtype=torch.float64)
-    chance = (2 * gap[judged].clamp(min=0) / rows[judged].clamp(min=1)).sqrt()
-    out[judged] = outlier_scores(gap[judged], chance)
-    return out
-
-
-def names_where(names: np.ndarray, mask: Tensor | np.ndarray) -> tuple[str, ...]:
-    """Names of the clients for whom it is so."""
-    return tuple(str(name) for name in names[np.asarray(mask)])
+    shared = [table.at(name, settings[name]) for name in _SHARED if name in found]
+    own = [table.at(name, settings[name]) for name in _OWN if name in found]
+    if task.problem.n_classes < 2:
+        own = []
+    if own:
+        levels = found["shrunk"].settings if "shrunk" in found else ()
+        shared += [table.at("shrunk", j) for j, one in enumerate(levels) if one.get("prior") == "intercept"]
+    return {"shared": tuple(shared), "own": tuple(own), "least": table.at("global", settings["global"])}

@@ -2,7 +2,7 @@
 """Fit linear models under every structure, side by side, on the same rows with their folds."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from coterie.data.ragged import Ragged
 from coterie.data.stand_ins import StandIns
 from coterie.engines.drive import Program
 from coterie.methods.linear.choice import chosen
+from coterie.methods.linear.sources import InProgram, OnSession, Source
 from coterie.methods.linear.structures import (
     ORDER,
     Effort,
@@ -43,7 +44,7 @@ from coterie.models import Dense
 from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import Lockstep, together
 
-__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "fitted", "prior_phase", "problem_of", "run"]
+__all__ = ["CLASSES", "FOLDS", "TOLERANCE", "Fitted", "fitted", "prior_phase", "problem_of", "run"]
 
 TOLERANCE = 0.005  # in the score: a simpler setting or structure that is worse by no more is as good
 CLASSES = Effort(rounds=12, steps=10, starts=2)  # every round of classification looks at all rows
@@ -101,7 +102,8 @@ def _with_chosen(task: Task, structure: str) -> Lockstep:
         "priors": priors_for(structure, settings, _whole(task)),
     })  # fmt: skip
     found = {name: one for name, one in done["settings"].items() if name in ("global", structure)}
-    best = chosen(task, found, TOLERANCE, shape=done["settings"]["shape"]).settings[structure]
+    evidence = yield from chosen(InProgram(), task, found, TOLERANCE, shape=done["settings"]["shape"])
+    best = evidence.settings[structure]
     return settings[best], done["priors"].setting(best)
 
 
@@ -110,19 +112,44 @@ def _whole(task: Task) -> Problem:
     return replace(task.problem, held=(task.problem.n_folds,))
 
 
-def fitted(
-    task: Task, wanted: tuple[str, ...], effort: Effort, deals: int = 1
-) -> tuple[dict[str, Found], Tensor, Shape]:
-    """Fit and judge all structures, with each deal of the folds; where clients' models lie, for a map; and the target.
+@dataclass(frozen=True)
+class Fitted:
+    """All structures, fitted and judged with each deal of the folds.
+
+    Attributes
+    ----------
+    found : dict
+        By name.
+    place : Tensor or None
+        [M, 2] where clients' models lie, for a map, if that may be known.
+    shape : Shape
+        Of the target.
+    source : Source
+        Who answers what clients keep of how they are served.
+    """
+
+    found: dict[str, Found]
+    place: Tensor | None
+    shape: Shape
+    source: Source
+
+
+def fitted(task: Task, wanted: tuple[str, ...], effort: Effort, deals: int = 1) -> Fitted:
+    """Fit and judge all structures, with each deal of the folds.
 
     Deals do not wait for each other, and share their messages. Only the first has a fit to all rows.
     """
+    secure = task.session.options.secure
     tasks = [task, *(task.dealt(again) for again in range(1, deals))]
     few = [one.rows.thinned(_MIXTURE_ROWS, seed=one.seed) for one in tasks]
     mixed, apart = "mixture" in wanted and task.problem.is_regression, few[0] is not task.rows
     programs = [
-        _structures(one, wanted, effort, mixed and not apart, placed=one is task, shaped=one is task) for one in tasks
-    ]
+        _structures(
+            one, wanted, effort, mixed and not apart, placed=one is task and not secure, shaped=one is task,
+            drawn=secure or effort.drawn,
+        )
+        for one in tasks
+    ]  # fmt: skip
     found = _run_deals(tasks, "structures", programs, effort.messages)
     if mixed and apart:  # large clients: on some of their rows
         programs = [_mixture(one, effort, each["global"]) for one, each in zip(tasks, found, strict=True)]
@@ -131,12 +158,18 @@ def fitted(
         ):
             each["mixture"] = mixture_
     first, *others = found
+    asked = [
+        rows
+        for one, some in zip(tasks, few, strict=True)
+        for rows in ([one.rows, some] if mixed and apart else [one.rows])
+    ]
+    source = OnSession.after(task.session, asked[::-1], individual=not secure)  # the last are all rows, first dealt
     together_ = {
         name: with_deals(first[name], [one[name] for one in others])
         for name in ORDER
         if name in wanted and name in first
     }
-    return together_, first["map"], first["shape"]
+    return Fitted(together_, first.get("map"), first["shape"], source)
 
 
 def _run_deals(
@@ -165,8 +198,9 @@ def run(task: Task, phase: str | None, program: Lockstep, total: int, rows: Ragg
 
 
 def _structures(
-    task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool, placed: bool = True, shaped: bool = True
-) -> Lockstep:
+    task: Task, wanted: tuple[str, ...], effort: Effort, mixed: bool, placed: bool = True, shaped: bool = True,
+    drawn: bool = False,
+) -> Lockstep:  # fmt: skip
     """Fit and judge structures side by side; all begin with one model for all.
 
     -> by name what was `Found`, the "map" where clients are placed, and the target's "shape"
@@ -178,12 +212,12 @@ def _structures(
         begin["shape"] = target_shape(task.problem, task.zero)
     begun = yield from together(begin)
     common: Found = begun["common"]
-    base, penalty = _base(common, task.judged)
+    base, penalty = _base(common)
     programs: dict[str, Lockstep] = {}
     if not task.problem.outcome:  # the fixed point of FedProx is that of squared errors and classes
         programs["near"] = proximal_models(task.problem, common)
     if placed or not {"shrunk", "representation", "clusters"}.isdisjoint(wanted):
-        programs["shrunk"] = _shrunk_and_others(task, wanted, effort, base, penalty, placed)
+        programs["shrunk"] = _shrunk_and_others(task, wanted, effort, base, penalty, placed, drawn)
     if "local" in wanted:
         programs["local"] = local(task.problem, effort, base)
     if mixed:
@@ -195,7 +229,7 @@ def _structures(
 
 
 def _shrunk_and_others(
-    task: Task, wanted: tuple[str, ...], effort: Effort, base: Clusters, penalty: float, placed: bool
+    task: Task, wanted: tuple[str, ...], effort: Effort, base: Clusters, penalty: float, placed: bool, drawn: bool
 ) -> Lockstep:
     """Shrunk models, and then what begins with them: the map, low-rank models and clusters.  -> by name"""
     problem, m = task.problem, task.n_clients
@@ -206,21 +240,17 @@ def _shrunk_and_others(
         programs["representation"] = representation(problem, effort, base, free, most_rank(problem, effort, m))
     if "clusters" in wanted:
         most = max(2, min(effort.max_clusters, m // 2))
-        programs["clusters"] = clusters(problem, effort, base, most, penalty, max(2, -(-m // 30)), task.seed)
+        least = max(2, -(-m // 30))
+        programs["clusters"] = clusters(problem, effort, base, most, penalty, least, task.seed, free if drawn else None)
     return {"shrunk": first, **(yield from together(programs))}
 
 
-def _base(common: Found, judged: Tensor) -> tuple[Clusters, float]:
+def _base(common: Found) -> tuple[Clusters, float]:
     """The model of all rows together with the best penalty."""
-    best = _best_penalty(common, judged)
+    best = max((j for j, setting in enumerate(common.settings) if "penalty" in setting), key=lambda j: common.level[j])
     fit = common.fits[best]
     assert isinstance(fit, Clusters)
     return fit, float(common.settings[best]["penalty"])
-
-
-def _best_penalty(common: Found, judged: Tensor) -> int:
-    means = common.judged.score[:, judged & (common.judged.rows > 0)].mean(1)
-    return max((j for j, setting in enumerate(common.settings) if "penalty" in setting), key=lambda j: float(means[j]))
 
 
 def _free(found: Found) -> Prior:
@@ -231,7 +261,4 @@ def _free(found: Found) -> Prior:
 
 def _mixture(task: Task, effort: Effort, common: Found) -> Lockstep:
     """Mixtures within clients, beside the best model for all."""
-    best = _best_penalty(common, task.judged)
-    fit = common.fits[best]
-    assert isinstance(fit, Clusters)
-    return mixture(task.problem, effort, fit, common.judged.at(best), task.seed)
+    return mixture(task.problem, effort, _base(common)[0], task.seed)

@@ -40,10 +40,13 @@ def newton_one(state: State | None, *, model: Dense, rounds: int) -> Algorithm:
 
 
 def newton_clusters(
-    state: State | None, *, model: Dense, n_clusters: int, starts: int, rounds: int, seed: int
+    state: State | None, *, model: Dense, n_clusters: int, starts: int, rounds: int, seed: int, drawn: bool = False
 ) -> Algorithm:
-    """A model for each of some clusters, which are grown one at a time.  -> State with theta [K, P]"""
-    return (yield from _once(state, _clusters(model, n_clusters, starts, rounds, seed)))
+    """A model for each of some clusters, which are grown one at a time.  -> State with theta [K, P]
+
+    They grow from clients' own models, or, if `drawn`, from models that are drawn as these are.
+    """
+    return (yield from _once(state, _clusters(model, n_clusters, starts, rounds, seed, drawn)))
 
 
 def newton_alone(state: LocalState | None, *, model: Dense, rounds: int) -> Algorithm:
@@ -86,7 +89,7 @@ def _pooled(model: Dense, rounds: int) -> Algorithm:
     return (yield from newton_ifca(None, start=start, still=_STILL, **how))
 
 
-def _clusters(model: Dense, n_clusters: int, starts: int, rounds: int, seed: int) -> Algorithm:
+def _clusters(model: Dense, n_clusters: int, starts: int, rounds: int, seed: int, drawn: bool) -> Algorithm:
     problem = problem_of(model)
     fit: Clusters = yield from _pooled(model, rounds)
     prior: Prior = around(problem, fit, 1)
@@ -94,11 +97,12 @@ def _clusters(model: Dense, n_clusters: int, starts: int, rounds: int, seed: int
         prior = yield from random_effects(
             None, start=prior, problem=problem, kinds=(kind,), rounds=CLASSES.rounds, tag=f"{_FIT} {kind}"
         )
-    keep = judge_effects_ask(prior, problem, f"{_FIT} own", keep=0)
-    yield replace(keep, fold={}, limits={})  # clients keep models of their own, from which clusters grow
+    if not drawn:
+        keep = judge_effects_ask(prior, problem, f"{_FIT} own", keep=0)
+        yield replace(keep, fold={}, limits={})  # clients keep models of their own, from which clusters grow
     how: dict[str, Any] = {"problem": problem, "n_clusters": n_clusters, "penalties": (model.l2,), "rounds": rounds}
     if n_clusters > 1:
-        fit = yield from newton_ifca(None, start=fit, starts=starts, seed=seed, **how)
+        fit = yield from newton_ifca(None, start=fit, starts=starts, seed=seed, drawn=prior if drawn else None, **how)
         fit = yield from newton_ifca(None, start=fit, still=_STILL, **how)
     return as_dense(model, fit.theta[-1, 0])
 

@@ -6,12 +6,11 @@ needs of another (everything begins with the model for all) is handed on.
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from coterie.algorithms.intercept_test import intercepts_differ
 from coterie.algorithms.linear_by_fold import Problem
@@ -23,12 +22,13 @@ from coterie.algorithms.outcome_start import first_models
 from coterie.algorithms.random_effects import Kind, Prior, judge_effects_ask, low_rank, random_effects, ridge_prior
 from coterie.algorithms.row_mixture import Mixed, judge_mixed_ask, row_mixture
 from coterie.algorithms.row_mixture import by_size as mixtures_by_size
-from coterie.errors import RunError
-from coterie.methods.linear.scores import Judged, joined, judged_newcomers, judged_rows, over_deals
-from coterie.protocol import Algorithm, Ask, Lockstep, Replies, Save, together
+from coterie.algorithms.score_sums import ERRORS, PLAIN, SHAPED
+from coterie.methods.linear.scores import Judged, joined, judged, over_deals
+from coterie.methods.linear.sources import answered
+from coterie.protocol import Algorithm, Lockstep, together
 
 __all__ = [
-    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "also", "answered", "around", "clusters", "common_model",
+    "KINDS", "ORDER", "Effort", "Found", "Setting", "Within", "also", "around", "clusters", "common_model",
     "kinds_of", "local", "map_of_clients", "mixture", "most_rank", "on_newcomers", "pooled_models", "priors_for",
     "proximal_models", "representation", "settings_of", "shrunk", "with_deals", "with_noise",
 ]  # fmt: skip
@@ -57,6 +57,7 @@ class Effort:
     max_clusters: int = 8
     max_rank: int = 8
     max_components: int = 4
+    drawn: bool = False  # whether clusters begin with models that are drawn, as with secure sums
 
     @property
     def messages(self) -> int:
@@ -91,47 +92,29 @@ class Found:
     fits: tuple[Prior | Clusters | Within, ...]
     free: bool = False
     eligible: tuple[bool, ...] = ()
-    labels: Tensor | None = None  # [J, M, F] of clusters
-    margin: Tensor | None = None  # [J, M]
     df: tuple[float, ...] = ()  # [J] effective parameters of the fit to all rows; none where nobody can count them
-    levels: float = math.nan  # of shrunk models: standard normal where clients' intercepts do not differ
+    level: tuple[float, ...] = ()  # [J] of one model for all: sums of scores, with the common noise of the fits
+    sizes: tuple[tuple[int, ...], ...] = ()  # [J] clients of every cluster, in the fit to all rows
+    differ: float = math.nan  # of shrunk models: standard normal where clients' intercepts do not differ
 
 
 def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
-    """Judge the last fit by new clients.  -> scores [M], squared errors or shares of rows predicted right [M], rows [M]"""
-    fit, noise = found.fits[setting], found.judged.noise[setting : setting + 1]
+    """Let new clients keep how the last fit serves them.  -> Judged"""
+    fit = found.fits[setting]
     if isinstance(fit, Within):
-        asked = {
-            "mixed": judge_mixed_ask(fit.mixed.last(), problem),
-            "noise": judge_noise_ask(fit.noise.last(), problem),
-        }
-        both = yield from together({name: answered(ask) for name, ask in asked.items()})
-        got, rows = both["mixed"], both["mixed"]["rows"][:, -1, 0]
-        return _beyond_noise(got, both["noise"])[:, -1] / rows, got["metric"][:, -1, 0] / rows, rows
-    if isinstance(fit, Clusters):
-        got = yield from answered(judge_clusters_ask(fit.last(), problem))
-    else:
-        got = yield from answered(judge_effects_ask(fit.last(), problem, f"judged {found.name}"))
-    score, right, rows = judged_newcomers(got, problem, noise)
-    return score[0], right[0], rows
+        within = yield from _judged_within(Within(fit.mixed.last(), fit.noise.last()), problem, f"new {found.name}")
+        return within.judged
+    return (yield from judged_fit(fit.last(), problem, f"new {found.name}"))
 
 
-def answered(ask: Ask) -> Generator[Ask | Save, Replies | None, Replies]:
-    """Ask everybody for values of their own; who does not answer counts as a client without rows: with zeros."""
-    got = yield ask
-    if got is None or not got.n:
-        raise RunError("nobody answers how it is served", "see that the nodes are there, and compare again")
-    if not len(got.missing):
-        return got
-    ids = torch.cat([got.ids, got.missing]).sort().values
-    values = {}
-    for name, value in got.values.items():
-        if not ask.fold[name].individual:
-            values[name] = value
-            continue
-        values[name] = value.new_zeros(len(ids), *value.shape[1:])
-        values[name][torch.searchsorted(ids, got.ids)] = value
-    return replace(got, values=values, ids=ids, missing=ids[:0])
+def judged_fit(fit: Prior | Clusters, problem: Problem, tag: str) -> Algorithm:
+    """Let clients keep how a fit serves them, with each of its settings.  -> Judged"""
+    ask = judge_clusters_ask(fit, problem, tag) if isinstance(fit, Clusters) else judge_effects_ask(fit, problem, tag)
+    return judged((yield from answered(ask)), problem, tag, _kind(problem))
+
+
+def _kind(problem: Problem) -> int:
+    return ERRORS if problem.is_regression else PLAIN
 
 
 def common_model(problem: Problem, effort: Effort) -> Algorithm:
@@ -158,33 +141,31 @@ def proximal_models(problem: Problem, pooled: Found) -> Algorithm:
 
 def also(one: Found, other: Found) -> Found:
     """Put a structure's further settings beside those before."""
-    judged = joined([one.judged, other.judged])
     return replace(
-        one, settings=one.settings + other.settings, judged=judged, fits=one.fits + other.fits, df=one.df + other.df
-    )
+        one, settings=one.settings + other.settings, judged=joined([one.judged, other.judged]), fits=one.fits + other.fits,
+        df=one.df + other.df, level=one.level + other.level,
+    )  # fmt: skip
 
 
 def with_deals(first: Found, others: Sequence[Found]) -> Found:
-    """Average the scores over further deals of the folds, and put their labels beside those of the first."""
+    """Judged with further deals of the folds as well."""
     if not others:
         return first
-    labels = first.labels
-    if labels is not None:  # [J, M, F]: the fit to all rows stays last
-        more = [one.labels for one in others if one.labels is not None]
-        labels = torch.cat([labels[..., :-1], *more, labels[..., -1:]], -1)
     every = (first, *others)
-    levels = sum(one.levels for one in every) / len(every)
-    return replace(first, judged=over_deals([one.judged for one in every]), labels=labels, levels=levels)
+    differ = sum(one.differ for one in every) / len(every)
+    return replace(first, judged=over_deals([one.judged for one in every]), differ=differ)
 
 
 def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[float, ...]]) -> Algorithm:
     """Judge one model for all with each setting.  -> Found"""
-    got = yield from answered(judge_clusters_ask(fit, problem))
     ((key, each),) = values.items()
+    tag = f"judged by {key}"
+    got = yield from answered(judge_clusters_ask(fit, problem, tag))
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
     fits = tuple(fit.setting(j) for j in range(len(each)))
     df = (float(problem.n_parameters),) * len(each)
-    return Found("global", settings, judged_rows(got, problem), fits, free=True, df=df)
+    done, level = judged(got, problem, tag, _kind(problem)), tuple(got["level"].tolist())
+    return Found("global", settings, done, fits, free=True, df=df, level=level)
 
 
 def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
@@ -212,9 +193,9 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
     """Models of clients' own around a common one, and whether intercepts differ at all.  -> Found"""
     programs: dict[str, Lockstep] = {"models": _shrunk(problem, effort, base)}
     if not problem.is_stratified:
-        programs["levels"] = intercepts_differ(problem, base.theta[-1, 0, 0], base.noise[-1, 0])
+        programs["differ"] = intercepts_differ(problem, base.theta[-1, 0, 0], base.noise[-1, 0])
     done = yield from together(programs)
-    return replace(done["models"], levels=done.get("levels", math.nan))
+    return replace(done["models"], differ=done.get("differ", math.nan))
 
 
 def _shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
@@ -286,7 +267,7 @@ def _judged(
         for own, setting in zip(got["df"][-1], settings, strict=True)
     )
     fits = tuple(prior.setting(j) for j in range(len(each)))
-    return Found(name, settings, judged_rows(got, problem), fits, free, df=df)
+    return Found(name, settings, judged(got, problem, f"judged {name}", _kind(problem)), fits, free, df=df)
 
 
 def _common(setting: Setting, p: int) -> int:
@@ -300,10 +281,12 @@ def _common(setting: Setting, p: int) -> int:
 
 
 def clusters(
-    problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int
-) -> Lockstep:
+    problem: Problem, effort: Effort, base: Clusters, most: int, penalty: float, least: int, seed: int,
+    drawn: Prior | None = None,
+) -> Lockstep:  # fmt: skip
     """Groups of clients, each with a model: 2 to `most` of them, none smaller than `least`.  -> Found
 
+    They grow from clients' own models, or from models that are drawn from a prior of these, which takes sums only.
     While a number of clusters is polished and judged, the next one grows.
     """
     how: dict[str, Any] = {"problem": problem, "penalties": (penalty,), "rounds": effort.steps}
@@ -314,38 +297,38 @@ def clusters(
         if k > 2:
             programs["judged"] = _polished(grown, how)
         if k <= most:
-            some = how | {"rounds": min(effort.growing, effort.steps), "starts": effort.starts, "seed": seed}
+            some = how | {
+                "rounds": min(effort.growing, effort.steps),
+                "starts": effort.starts,
+                "seed": seed,
+                "drawn": drawn,
+            }
             programs["grown"] = newton_ifca(None, start=grown, n_clusters=k, **some)
         found = yield from together(programs)
         grown = found.get("grown", grown)
         if k > 2:
             fits.append(found["judged"][0])
             answers.append(found["judged"][1])
-    labels = [got["label"][:, :, 0] for got in answers]
-    there = [(got["rows"] > 0).flatten(1).any(1) for got in answers]  # [M] who was there
-    eligible = tuple(
-        int(torch.bincount(label[who, -1], minlength=k).min()) >= least
-        for k, (label, who) in enumerate(zip(labels, there, strict=True), 2)
-    )
+    sizes = tuple(tuple(round(n) for n in got["sizes"][0].tolist()) for got in answers)
+    eligible = tuple(min(own) >= least for own in sizes)
     settings: tuple[Setting, ...] = tuple({"n_clusters": k} for k in range(2, most + 1))
-    judged, margins = (
-        joined([judged_rows(got, problem) for got in answers]),
-        [got["margin"][:, -1, 0] for got in answers],
-    )
-    df = tuple(float(k * problem.n_parameters + int(who.sum())) for k, who in enumerate(there, 2))
-    return Found(
-        "clusters", settings, judged, tuple(fits), False, eligible, torch.stack(labels), torch.stack(margins), df
-    )
+    every = [judged(got, problem, _tag(k), _kind(problem)) for k, got in enumerate(answers, 2)]
+    df = tuple(k * problem.n_parameters + float(got["there"]) for k, got in enumerate(answers, 2))
+    return Found("clusters", settings, joined(every), tuple(fits), False, eligible, df, sizes=sizes)
+
+
+def _tag(n_clusters: int) -> str:
+    return f"judged {n_clusters} clusters"
 
 
 def _polished(fit: Clusters, how: dict[str, Any]) -> Lockstep:
     """Let clusters settle as far as they will, and judge them.  -> Clusters, Replies"""
     done: Clusters = yield from newton_ifca(None, start=fit, n_clusters=fit.theta.shape[2], **how)
-    return done, (yield from answered(judge_clusters_ask(done, how["problem"])))
+    return done, (yield from answered(judge_clusters_ask(done, how["problem"], _tag(done.theta.shape[2]))))
 
 
-def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, seed: int) -> Lockstep:
-    """Components that every client has, in its own proportions; `plain` judges the model for all.  -> Found"""
+def mixture(problem: Problem, effort: Effort, base: Clusters, seed: int) -> Lockstep:
+    """Components that every client has, in its own proportions.  -> Found"""
     sizes = tuple(range(2, effort.max_components + 1))
     how: dict[str, Any] = {"problem": problem, "rounds": effort.mixture_rounds, "sizes": sizes}
     how |= {"base": base.theta[:, 0, 0], "spread": base.noise[:, 0]}
@@ -355,35 +338,30 @@ def mixture(problem: Problem, effort: Effort, base: Clusters, plain: Judged, see
         Within(*both)
         for both in zip(mixtures_by_size(made["mixed"], sizes), noises_by_size(made["noise"], sizes), strict=True)
     ]
-    judged = yield from together(
-        {str(r): _judged_within(fit, problem, plain) for r, fit in zip(sizes, fits, strict=True)}
-    )
+    every = yield from together({
+        str(r): _judged_within(fit, problem, f"judged {r} components") for r, fit in zip(sizes, fits, strict=True)
+    })  # fmt: skip
     settings: tuple[Setting, ...] = tuple({"n_components": r} for r in sizes)
-    there = int((plain.rows > 0).sum())
-    df = tuple(float(r * problem.n_parameters + (r - 1) * there) for r in sizes)
-    return Found("mixture", settings, joined(list(judged.values())), tuple(fits), df=df)
+    there = [one.there for one in every.values()]
+    df = tuple(r * problem.n_parameters + (r - 1) * n for r, n in zip(sizes, there, strict=True))
+    return Found("mixture", settings, joined([one.judged for one in every.values()]), tuple(fits), df=df)
 
 
-def _judged_within(fit: Within, problem: Problem, plain: Judged) -> Lockstep:
-    """Judge a mixture beside what a model of the noise alone brings.  -> Judged"""
-    asked = {"mixed": judge_mixed_ask(fit.mixed, problem), "noise": judge_noise_ask(fit.noise, problem)}
+@dataclass(frozen=True)
+class _Within:
+    judged: Judged
+    there: float  # clients that have rows
+
+
+def _judged_within(fit: Within, problem: Problem, tag: str) -> Lockstep:
+    """Let clients keep how a mixture serves them, beyond what a model of the noise alone would bring.  -> _Within"""
+    asked = {"mixed": judge_mixed_ask(fit.mixed, problem, tag), "noise": judge_noise_ask(fit.noise, problem)}
     got = yield from together({name: answered(ask) for name, ask in asked.items()})
-    right, n = (got["mixed"][field][:, :, 0] for field in ("metric", "rows"))  # [M, F]
-    value, v = _beyond_noise(got["mixed"], got["noise"]), problem.n_folds
-    if v not in problem.held:
-        value, right, n = (torch.cat([one, torch.zeros_like(one[:, :1])], 1) for one in (value, right, n))
-    rows = n[:, :v].sum(1)
-    each = (value[:, :v].sum(1) / rows, right[:, :v].sum(1) / rows, value[:, v] / n[:, v], right[:, v] / n[:, v])
-    score, error, test_score, test_error = (one[None] for one in each)
-    return Judged(score, error, test_score, test_error, plain.rows, plain.test_rows, plain.noise)
-
-
-def _beyond_noise(got: Replies, noise: Replies) -> Tensor:
-    """Log-likelihoods under a mixture, without what a model of the noise alone would bring over normal noise.  [M, F]"""
-    shape = (noise["plain"] - noise["loss"]).sum(0)  # of all clients: what their noise has in common
-    rows = got["rows"][:, :, 0]
-    value: Tensor = -got["loss"][:, :, 0] - shape.clamp(min=0) * rows / rows.sum(0).clamp(min=1)
-    return value
+    rows = got["mixed"]["rows"][:, 0].clamp(min=1)
+    shape = (got["noise"]["plain"] - got["noise"]["loss"]).clamp(
+        min=0
+    ) / rows  # what noise of all clients has in common
+    return _Within(judged(got["mixed"], problem, tag, SHAPED, shape), float(got["mixed"]["there"]))
 
 
 def map_of_clients(problem: Problem, base: Clusters, free: Prior) -> Algorithm:

@@ -57,7 +57,7 @@ class Task:
 
     def dealt(self, again: int) -> "Task":
         """The same training rows with another deal of the folds, without a fit to all of them."""
-        problem = replace(self.problem, held=tuple(range(self.problem.n_folds)))
+        problem = replace(self.problem, held=tuple(range(self.problem.n_folds)), deal=again)
         return replace(self, problem=problem, test=None, newcomers=None, seed=self.seed + again * NEXT_DEAL)
 
     @property

@@ -35,7 +35,7 @@ from coterie.methods.mixture.results import (
 from coterie.methods.session import Phase, Session
 from coterie.models.mixtures import Family
 from coterie.protocol import Tensors
-from coterie.select import as_good
+from coterie.select import Paired, as_good
 
 __all__ = [
     "C_LAMBDAS", "METHODS", "OUTLIER", "PRESETS", "Choice", "How", "MixtureFit", "bic", "choose_c_lambda",
@@ -391,7 +391,7 @@ def _as_good(each: Tensor, n: int) -> tuple[tuple[float, ...], list[int]]:
         How many rows these are.
     """
     scores = each.sum(1) / max(n, 1)
-    good = as_good(each, errors=_ERRORS, tie=_TIE)
+    good = as_good(Paired.of(each), errors=_ERRORS, tie=_TIE)
     return tuple(scores.tolist()), [i for i, one in enumerate(good) if one]
 
 
