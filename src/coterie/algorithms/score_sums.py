@@ -33,6 +33,7 @@ __all__ = [
     "PLAIN",
     "ROW_DEVIATION",
     "SHAPED",
+    "SIDE",
     "SUMS",
     "count_distances",
     "fresh_judged",
@@ -57,6 +58,7 @@ _LOSS, _METRIC, _ROWS, _LEAST, _LABEL, _MARGIN = range(len(COLUMNS))
 _TINY = 1e-12
 _EQUAL = 1e-9  # gains that only rounding tells from none
 OUTLIER_SCORE = "outlier score"  # under this name clients keep theirs
+SIDE = 64  # clients are counted in so many times so many bins
 _GATHERED = "scores gathered"
 _MOST_DRAWN = 12  # times that a client is drawn, at most: more has a chance of 1e-10
 
@@ -265,11 +267,13 @@ def _drawn(shared: dict[str, Any], own: Tensor) -> Tensor:
 @from_sums
 @one_run_at_a_time
 def count_distances(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Count clients by how far they are from being served: between cut points.  -> [C, B + 1]"""
+    """Count clients by how far they are from being served: between `SIDE` squared, less 1, cut points.  -> [SIDE, SIDE]"""
     scores = _scores(shared, private)
     distance, _ = _distance(shared, scores)
     at = torch.bucketize(distance, shared["cuts"])
-    return {"below": one_hot(at, len(shared["cuts"]) + 1) * scores.judged[:, None].to(torch.float64)}, _marked(data)
+    high, low = (one_hot(digit, SIDE)[:, None].to(torch.float64) for digit in (at // SIDE, at % SIDE))
+    reply: dict[str, Any] = {"below": RowProduct(high, low * scores.judged[:, None, None])}
+    return reply, _marked(data)
 
 
 @answers(**dict.fromkeys(SUMS, Sum()), **dict.fromkeys(_INDIVIDUAL, Stack()))
