@@ -26,25 +26,9 @@ from coterie.algorithms.outliers import scored
 from coterie.protocol import Block, RowProduct, Stack, Sum, Tensors, answers, from_sums, one_run_at_a_time
 
 __all__ = [
-    "COLUMNS", "ERRORS",
-    "HELD",
-    "OUTLIER",
-    "OUTLIER_SCORE",
-    "PLAIN",
-    "ROW_DEVIATION",
-    "SHAPED",
-    "SUMS",
-    "count_distances",
-    "fresh_judged",
-    "hand_on",
-    "keep_judged",
-    "kept_name",
-    "noise_sums",
-    "normal_score",
-    "score_moments",
-    "tags_of",
-    "tell_new",
-    "tell_scores",
+    "COLUMNS", "ERRORS", "HELD", "OUTLIER", "OUTLIER_SCORE", "PLAIN", "ROW_DEVIATION", "SHAPED", "SIDE", "SUMS",
+    "count_distances", "fresh_judged", "hand_on", "keep_judged", "kept_name", "noise_sums", "normal_score",
+    "score_moments", "tags_of", "tell_new", "tell_scores",
 ]  # fmt: skip
 
 PLAIN, ERRORS, SHAPED = 0, 1, 2  # losses are log-likelihoods; half squared errors; log-likelihoods beyond noise's shape
@@ -54,9 +38,11 @@ HELD = 1e6  # how far a score may be from another, in nats per row: more is said
 
 COLUMNS = ("loss", "metric", "rows", "least", "label", "margin")  # of what clients keep
 _LOSS, _METRIC, _ROWS, _LEAST, _LABEL, _MARGIN = range(len(COLUMNS))
+_WILD = 1e15  # the largest metric: squared errors may be in the target's own units
 _TINY = 1e-12
 _EQUAL = 1e-9  # gains that only rounding tells from none
 OUTLIER_SCORE = "outlier score"  # under this name clients keep theirs
+SIDE = 64  # clients are counted in so many times so many bins
 _GATHERED = "scores gathered"
 _MOST_DRAWN = 12  # times that a client is drawn, at most: more has a chance of 1e-10
 
@@ -139,7 +125,7 @@ def _scores(shared: dict[str, Any], private: Tensors) -> _Scores:
     parts = [_kept(shared, private, deal) for deal in range(len(shared["noise"]))]
     first, by_deal, metric = parts[0], [], []
     enough = first[..., _ROWS].amax(2)[:, :-1].sum(1) >= shared["n_folds"]
-    judged = enough & parts[0].isfinite().flatten(3).all(3).all(1).any(1)  # who answers no question with numbers is out
+    judged = enough & parts[0].isfinite().all(3).all(1).any(1)  # who answers no question with numbers is out
     for deal, part in enumerate(parts):
         n = part[:, :-1, :, _ROWS].sum(1)  # [C, J]
         judged = judged & (n > 0).all(1)
@@ -149,14 +135,15 @@ def _scores(shared: dict[str, Any], private: Tensors) -> _Scores:
     rows, tested = first[:, :-1, :, _ROWS].sum(1), first[:, -1, :, _ROWS]
     on_test = _likelihoods(shared, first, 0)[:, -1] / tested.clamp(min=1)
     return _Scores(
-        torch.stack(by_deal), _bounded(torch.stack(metric).mean(0)), _bounded(on_test),
-        _bounded(first[:, -1, :, _METRIC] / tested.clamp(min=1)), first[:, :-1, :, _LEAST].sum(1) / rows.clamp(min=1),
+        torch.stack(by_deal), _bounded(torch.stack(metric).mean(0), _WILD), _bounded(on_test),
+        _bounded(first[:, -1, :, _METRIC] / tested.clamp(min=1), _WILD), first[:, :-1, :, _LEAST].sum(1) / rows.clamp(min=1),
         rows[:, 0], tested[:, 0], enough, judged,  # mixtures may look at some of many rows
     )  # fmt: skip
 
 
-def _bounded(values: Tensor) -> Tensor:
-    return values.nan_to_num(nan=-HELD, posinf=HELD, neginf=-HELD).clamp(-HELD, HELD)
+def _bounded(values: Tensor, most: float = HELD) -> Tensor:
+    """A score that is no number is the worst, as is a metric of errors."""
+    return values.nan_to_num(nan=-HELD if most == HELD else most, posinf=most, neginf=-most).clamp(-most, most)
 
 
 def _distance(shared: dict[str, Any], scores: _Scores) -> tuple[Tensor, Tensor]:
@@ -265,11 +252,13 @@ def _drawn(shared: dict[str, Any], own: Tensor) -> Tensor:
 @from_sums
 @one_run_at_a_time
 def count_distances(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
-    """Count clients by how far they are from being served: between cut points.  -> [C, B + 1]"""
+    """Count clients by how far they are from being served: between `SIDE` squared, less 1, cut points.  -> [SIDE, SIDE]"""
     scores = _scores(shared, private)
     distance, _ = _distance(shared, scores)
     at = torch.bucketize(distance, shared["cuts"])
-    return {"below": one_hot(at, len(shared["cuts"]) + 1) * scores.judged[:, None].to(torch.float64)}, _marked(data)
+    high, low = (one_hot(digit, SIDE)[:, None].to(torch.float64) for digit in (at // SIDE, at % SIDE))
+    reply: dict[str, Any] = {"below": RowProduct(high, low * scores.judged[:, None, None])}
+    return reply, _marked(data)
 
 
 @answers(**dict.fromkeys(SUMS, Sum()), **dict.fromkeys(_INDIVIDUAL, Stack()))
@@ -291,7 +280,7 @@ def tell_scores(shared: dict[str, Any], each: Tensors, private: Tensors, data: B
         name: _products(values[name][:, None], 0.0, mask[:, None, None].to(torch.float64))
         for name, mask in counted.items()
     }
-    squares = (scores.test_metric[:, some] * scores.test_rows[:, None]).clamp(-HELD * 1e6, HELD * 1e6)
+    squares = scores.test_metric[:, some] * scores.test_rows[:, None]
     reply["overall"] = torch.cat([scores.test_rows[:, None], squares], 1) * tested[:, None]
     reply["better"] = torch.stack([_sides(gain, scores.judged), _sides(seen, tested)], 1)
     absent = scores.enough & ~scores.judged
@@ -336,7 +325,7 @@ def tell_new(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
     loss, n, kind = part[..., _LOSS], part[..., _ROWS], shared["kinds"]
     value = torch.where(kind == ERRORS, normal_score(loss, n, shared["noise"]), -loss - shared["shape"] * n)
     there, n = (n > 0).all(1), n.clamp(min=1)
-    metric, score = _in_units(shared, _bounded(part[..., _METRIC] / n)), _bounded(value / n)
+    metric, score = _in_units(shared, _bounded(part[..., _METRIC] / n, _WILD)), _bounded(value / n)
     once = there[:, None, None].to(torch.float64)
     sums: dict[str, Any] = {
         name: _products(one[:, None], 0.0, once) for name, one in (("told", metric), ("scores", score))

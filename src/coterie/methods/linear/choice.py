@@ -91,7 +91,7 @@ def chosen(
     first = _Scores(found, table, every[0], None, regression)
     settings = {name: first.setting(name, tolerance) for name in found}
     about = _outliers_by(task, found, table, settings)
-    usual = yield from distances(source, table, about)
+    usual = yield from distances(source, table, about, every[0])
     how: dict[str, Any] = {"repetitions": repetitions, "key": keys.key(task.seed, "repetitions")}
     how |= {"centre": float(np.nan_to_num(every[0].means[0])), "metrics": regression and mixed}
     known = replace(table, usual={**about, "usual": usual})

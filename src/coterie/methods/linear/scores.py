@@ -17,6 +17,7 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.score_sums import (
     ERRORS,
     HELD,
+    SIDE,
     count_distances,
     kept_name,
     noise_sums,
@@ -31,9 +32,11 @@ __all__ = ["Judged", "Table", "distances", "joined", "judged", "over_deals", "pa
 
 _TINY = 1e-12
 _ASKED = 6  # times for the common noise, at most
-_CLOSE = 1e-5  # a change of it, relative, after which Newton's method is as near as numbers tell
-_CUTS = 1023  # points between which clients are counted
-_FINE = 1e-2  # nats within which these lie evenly, and beyond which ever further apart
+_CLOSE = 3e-4  # a change of it, relative, after which another step would change it by less than a millionth
+_CUTS = SIDE**2 - 1  # points between which clients are counted
+_EVENLY = 0.02  # standard deviations within which these lie evenly, and beyond which ever further apart
+_PASSES = 3  # in which clients are counted, at most
+_FINE = 0.02  # median absolute deviations that bins may be wide around the median
 _SCRATCH = 64  # numbers of a row
 
 
@@ -210,28 +213,42 @@ def every_paired(products: Tensor, centre: float) -> list[Paired]:
     return [Paired(each, centre) for each in square]
 
 
-def distances(source: Source, table: Table, about: Mapping[str, Any]) -> Algorithm:
+def distances(source: Source, table: Table, about: Mapping[str, Any], scores: Paired) -> Algorithm:
     """The median of clients' distances from being served, and their median absolute deviation, from counts.
 
-    First among points that lie ever further apart, and then around the median.  -> middle, 1.4826 deviations
+    Points lie ever further apart from about the mean; if that is too coarse, clients are counted again around the median.
+
+    -> middle, 1.4826 deviations
     """
-    far = math.asinh(2 * HELD / _FINE)
-    cuts = torch.sinh(torch.linspace(-far, far, _CUTS, dtype=torch.float64)) * _FINE
-    counts = yield from _counted(source, table, about, cuts)
-    if counts.sum() < 1:
-        return 0.0, 0.0
-    low, high = _around(cuts.numpy(), counts)
-    cuts = torch.linspace(low, high, 2 * _CUTS, dtype=torch.float64)
-    counts = yield from _counted(source, table, about, cuts)
-    edges = cuts.numpy()
+    first, own = about["shared"][0], about["own"]
+    mean, error = scores.gap(own[0], first) if own else scores.mean_and_error(first)
+    spread = max(1e-6, error * math.sqrt(scores.n)) if scores.n > 1 else 1.0
+    far = math.asinh(4 * HELD / (_EVENLY * spread))
+    cuts = torch.sinh(torch.linspace(-far, far, _CUTS, dtype=torch.float64)) * (_EVENLY * spread)
+    cuts = cuts + (mean if own else -mean)
+    for _ in range(_PASSES):
+        counts = yield from _counted(source, table, about, cuts)
+        if counts.sum() < 1:
+            return 0.0, 0.0
+        middle, deviation, width = _usual(cuts.numpy(), counts)
+        if width <= _FINE * deviation:
+            break
+        cuts = torch.linspace(*_around(cuts.numpy(), counts), _CUTS, dtype=torch.float64)
+    return middle, 1.4826 * max(deviation, width)  # nothing is known better than a bin is wide
+
+
+def _usual(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:
+    """Median, median absolute deviation, and the width of the widest bin that is nearer to the median than that."""
     places = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     middle = _median(places, counts)
-    return middle, 1.4826 * _median(np.abs(places - middle), counts)
+    deviation = _median(np.abs(places - middle), counts)
+    near = np.abs(places[1:-1] - middle) <= deviation  # the median's own at least
+    return middle, deviation, float(np.diff(edges)[near].max(initial=0.0))
 
 
 def _counted(source: Source, table: Table, about: Mapping[str, Any], cuts: Tensor) -> Algorithm:
     got = yield from source.asked(table.ask(count_distances, {"below": Sum()}, **about, cuts=cuts))
-    found: np.ndarray = got["below"].double().numpy()
+    found: np.ndarray = got["below"].double().flatten().numpy()
     return found
 
 
