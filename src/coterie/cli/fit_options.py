@@ -131,6 +131,11 @@ def fit_options(
     secure: Annotated[
         bool | None, typer.Option(help="Add up securely: only sums over all nodes are known to the server.")
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Privacy budget: differential privacy for clients, like 8; smaller is stricter."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Of the privacy budget; by default 1e-5 or less.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
 ) -> "FitOptions":
@@ -153,6 +158,7 @@ def fit_options(
             "clock": "trace" if trace is not None and clock is None else clock,
             "trace": None if trace is None else str(trace.resolve()),
         },
+        "privacy": {"epsilon": epsilon, "delta": delta},
         "predictions": {"class_weights": weights_of(class_weights), "threshold": threshold, "coverage": coverage},
     }  # fmt: skip
     chosen = options(given(tree), file=config, sets=sets or ())

@@ -182,6 +182,11 @@ class OnFlower:
         """[M] of the clients."""
         return self.rows.names
 
+    @property
+    def word(self) -> bytes:
+        """Nodes draw noise anew whenever they are asked."""
+        return b""
+
     def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Ask those whom the clock foretells to be in time, or all, and go on with the first answers.
 

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a privacy budget is spent on, before anything is: its shares, the noise that follows, and whether that is of use."""
+
+import math
+from dataclasses import dataclass
+
+from coterie.algorithms.private_moments import START_QUESTIONS
+from coterie.algorithms.private_rounds import Rounds
+from coterie.algorithms.private_scaling import QUESTIONS
+from coterie.config import FitOptions
+from coterie.data.clients import Clients
+from coterie.data.remote import RemoteRows
+from coterie.errors import ConfigError
+from coterie.models import Model
+from coterie.privacy.accountant import Release, epsilon_of, least_noise
+
+__all__ = ["FAINT", "PlannedQuestions", "delta_of", "planned", "starts_privately"]
+
+_SCALING, _START, _MEASURE = 0.1, 0.2, 0.1  # shares of the budget; the rest is for training
+_WITHIN = 0.999  # of epsilon is planned with, so that rounding never leads beyond
+_USELESS, FAINT = 1.0, 3.0  # all updates together, over the length of the noise in them
+_MOST_DELTA = 1e-5
+_FIRST_CLIP = 1.0  # updates of standardised columns are hardly longer at first
+
+
+@dataclass(frozen=True)
+class PlannedQuestions:
+    """Noise multipliers of every kind of question.
+
+    Attributes
+    ----------
+    scaling, start, measure : float or None
+        None: not asked.
+    rounds : Rounds or None
+        Of training in rounds.
+    moments : float or None
+        Of the one question of methods without rounds.
+    signal : float
+        All updates together, each as long as it may be, over the length of the noise in them.
+    """
+
+    scaling: float | None
+    start: float | None
+    measure: float | None
+    rounds: Rounds | None
+    moments: float | None
+    signal: float
+
+
+def delta_of(clients: Clients, options: FitOptions) -> float:
+    """Delta as given, or a tenth of one over the number of clients, and at most 1e-5."""
+    given = options.privacy.delta
+    return min(_MOST_DELTA, 0.1 / max(clients.n_clients, 1)) if given is None else given
+
+
+def starts_privately(options: FitOptions, model: Model) -> bool:
+    """Whether clusters begin with what k-means finds among clients' linear models."""
+    linear = getattr(model, "is_linear", False)
+    return options.method == "ifca" and (options.n_clusters or 1) > 1 and options.clusters.init == "spread" and linear
+
+
+def planned(clients: Clients, options: FitOptions, model: Model, n_shared: int) -> PlannedQuestions:
+    """Divide the budget, and refuse one of which nothing useful comes.
+
+    Parameters
+    ----------
+    n_shared : int
+        Parameters that all clients share.
+    """
+    assert options.privacy.epsilon is not None
+    epsilon, delta = _WITHIN * options.privacy.epsilon, delta_of(clients, options)
+    far = isinstance(clients.train, RemoteRows)
+    counts = {
+        "scaling": QUESTIONS if options.data.standardise else 0,
+        "start": START_QUESTIONS if starts_privately(options, model) else 0,
+        "measure": _measured(clients, options),
+    }
+    shares = {"scaling": _SCALING, "start": _START, "measure": _MEASURE}
+    used = {name: shares[name] for name, n in counts.items() if n}
+    rest, once = 1 - sum(used.values()), least_noise(lambda z: {Release(z): 1}, epsilon, delta)
+    found = {name: once * math.sqrt(counts[name] / share) for name, share in used.items()}
+    others = {Release(z): counts[name] for name, z in found.items()}
+    in_rounds = options.method not in ("shrunk", "local")
+    clusters = options.n_clusters or 1 if options.method == "ifca" else 1
+    signal, rounds, moments = math.inf, None, None
+    if in_rounds:
+        number, sampling = options.training.rounds + far, options.training.participation
+        if sampling < 1:
+            z = least_noise(lambda z: {**others, Release(z, sampling): number}, epsilon, delta)
+        else:
+            z = once * math.sqrt(number / rest)
+        clip = options.privacy.clip
+        rounds = Rounds(z, clip or _FIRST_CLIP, clip is None, clients.n_clients, sampling)
+        signal = math.sqrt(options.training.rounds) * rounds.expected / (clusters * z * math.sqrt(n_shared))
+    elif options.method == "shrunk":
+        moments = once / math.sqrt(rest)
+        signal = clients.n_clients / (moments * math.sqrt(n_shared))
+    made = PlannedQuestions(found.get("scaling"), found.get("start"), found.get("measure"), rounds, moments, signal)
+    if signal < _USELESS and not options.privacy.anyway:
+        raise ConfigError(_useless(clients, options, signal, n_shared), _help(clients, options, signal, once, delta))
+    return made
+
+
+def _measured(clients: Clients, options: FitOptions) -> int:
+    """Questions that measure: on held-out rows, on new clients', and how many clients each cluster has."""
+    return 1 + (clients.newcomers is not None) + (options.method == "ifca")
+
+
+def _useless(clients: Clients, options: FitOptions, signal: float, n_shared: int) -> str:
+    return (
+        f"with privacy.epsilon={options.privacy.epsilon:g} and {clients.n_clients} clients the noise in {n_shared:,} shared "
+        f"parameters would be {1 / signal:.1f} times as long as all that clients can say"
+    )
+
+
+def _help(clients: Clients, options: FitOptions, signal: float, once: float, delta: float) -> str:
+    """What would be enough: clients, epsilon, or fewer parameters."""
+    more = math.ceil(clients.n_clients / signal)
+    enough = epsilon_of({Release(once * signal): 1}, delta)
+    said = f"it takes {more:,} clients, an epsilon of {enough:.1f}, or fewer parameters"
+    said += " or clusters" if options.method == "ifca" else ""
+    return f"{said}; privacy.anyway=true spends the budget all the same"
