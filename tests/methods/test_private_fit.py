@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits with a privacy budget: what is found, what it cost, and what is refused before anything is spent."""
 
-import hashlib
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +27,7 @@ from coterie.registry import METHODS as EVERY
 from coterie.studies.data.planted import Truth, planted_structure
 from planted import planted
 
-
-@pytest.fixture(autouse=True)
-def _same_noise_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise from a counter, so that a test does the same every time: outside tests it is the operating system's."""
-    counter = itertools.count()
-    monkeypatch.setattr(
-        "coterie.privacy.noise.token_bytes", lambda n: hashlib.sha256(b"%d" % next(counter)).digest()[:n]
-    )
-
-
+pytestmark = pytest.mark.usefixtures("counted_noise")
 NETS = ("fedrep", "fedper", "lg-fedavg")
 
 

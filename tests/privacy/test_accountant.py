@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from coterie.errors import ConfigError
 from coterie.privacy.accountant import Release, epsilon_of, least_noise
+from coterie.privacy.gaussian import gaussian_epsilon
 
 
 def analytic_delta(epsilon: float, multiplier: float) -> float:
@@ -75,3 +76,15 @@ def test_found_noise_keeps_the_budget_and_hardly_more() -> None:
 def test_a_budget_that_is_spent_before_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no noise is enough for an epsilon of 0.5"):
         least_noise(lambda z: {Release(z): 1, Release(1.0): 1}, 0.5, 1e-5)
+
+
+@pytest.mark.parametrize("loss", [1e-4, 0.01, 0.3, 2.8, 20.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+def test_nodes_find_the_same_in_closed_form(loss: float, delta: float) -> None:
+    found = gaussian_epsilon(loss, delta)
+    assert found == pytest.approx(epsilon_of({Release(loss**-0.5): 1}, delta), rel=2e-3, abs=2e-3)
+    assert analytic_delta(found, loss**-0.5) <= delta * (1 + 1e-9)
+
+
+def test_nodes_that_told_nothing_have_spent_nothing() -> None:
+    assert gaussian_epsilon(0.0, 1e-5) == 0

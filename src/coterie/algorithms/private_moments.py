@@ -71,8 +71,9 @@ def private_start(
     n_clients: int,
     step_size: float,
     seed: int,
+    louder: float = 1.0,
 ) -> Run:
-    """Find K models to begin with; every question has noise of `multiplier`."""
+    """Find K models to begin with; every question has noise of `multiplier`, and what comes `louder` times as much."""
     if state is not None:
         return state
     bound, size = longest(model), model.n_parameters
@@ -84,7 +85,7 @@ def private_start(
     values, vectors = torch.linalg.eigh(second)
     basis = vectors[:, -min(n_clusters, size) :]  # [P, d]
     spread = values[-min(n_clusters, size) :].clamp(min=0).sqrt()  # [d]
-    starts = _how_many(multiplier, n_clusters, n_clients, bound)
+    starts = _how_many(louder * multiplier, n_clusters, n_clients, bound)
     draw = keys.generator(seed, "private start")
     centres = _drawn(spread, starts, n_clusters, draw)  # [R, K, d]
     wide = math.sqrt(starts)
@@ -159,10 +160,12 @@ class Spread:
     noise: float
 
 
-def private_spread(state: Spread | None, *, model: Dense, multiplier: float, n_clients: int) -> Run:
+def private_spread(
+    state: Spread | None, *, model: Dense, multiplier: float, n_clients: int, louder: float = 1.0
+) -> Run:
     """Mean and variance of clients' linear regressions, from moments and from standard errors that they know themselves.
 
-    `n_clients` have more rows than parameters, and only these say something.
+    `n_clients` have more rows than parameters, and only these say something; noise is `louder` than was asked for.
     """
     if state is not None:
         return state
@@ -175,7 +178,7 @@ def private_spread(state: Spread | None, *, model: Dense, multiplier: float, n_c
     got = yield Ask(spread_moments, {"model": model, "bound": bound}, fold, noise=noise, scratch=model.n_parameters)
     assert got is not None
     mean, square, error = (got[name] / n_clients for name in ("mean", "square", "error"))
-    unsure = _SURE * (noise.deviation("square") ** 2 + noise.deviation("error") ** 2) ** 0.5 / n_clients
+    unsure = louder * _SURE * (noise.deviation("square") ** 2 + noise.deviation("error") ** 2) ** 0.5 / n_clients
     variance = square - mean**2 - error.clamp(min=0)
     variance = torch.where(variance > unsure, variance, 0.0)
     state = Spread(mean, variance, max(float(got["noise"]) / n_clients, _SMALL))

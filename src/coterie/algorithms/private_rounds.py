@@ -24,6 +24,7 @@ __all__ = ["Rounds", "State", "privately"]
 T = TypeVar("T")
 
 _RATE = 0.3  # of the clip's logarithm in a round, at most
+_MOST = 2.0  # times the first clip: else noise makes updates longer, and these the clip and the noise
 _TOLD = 0.05  # the part of a round's cost that is for how many were clipped
 _COUNTED = 0.15  # and for the sizes of clusters
 _FLOOR = 0.25  # of a cluster of average size
@@ -89,6 +90,7 @@ def privately(state: "State[Any] | None", program: Callable[[Any], Algorithm], *
         replies = replace(got, values=_answers(wanted, got, rounds))
         if rounds.adapts:
             clip *= math.exp(-_RATE * max(-1.0, min(1.0, float(got[WITHIN]) / rounds.expected)))
+            clip = min(clip, _MOST * rounds.clip)
 
 
 def noised(ask: Ask, rounds: Rounds, clip: float) -> Ask:

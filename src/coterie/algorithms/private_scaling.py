@@ -28,9 +28,15 @@ _SIGNIFICANT = 2.0  # standard deviations: votes below are noise
 
 
 def private_scaling(
-    state: Scaling | None, *, shape: tuple[int, ...], real_target: bool, multiplier: float, n_clients: int
-) -> Generator[Ask | Save, Replies | None, Scaling]:
-    """Learn means and scales, each question with noise of `multiplier`."""
+    state: Scaling | None,
+    *,
+    shape: tuple[int, ...],
+    real_target: bool,
+    multiplier: float,
+    n_clients: int,
+    louder: float = 1.0,
+) -> Generator[Ask | Save, Replies | None, Scaling]:  # fmt: skip
+    """Learn means and scales, each question with noise of `multiplier`; what comes has `louder` times as much."""
     if state is not None:
         return state
     width = math.prod(shape) + real_target
@@ -38,7 +44,7 @@ def private_scaling(
     noise = Noise(multiplier, {"vote": math.sqrt(width)}, {"vote": 1.0}, purpose="scales of columns")
     got = yield Ask(column_votes, shared, {"vote": Sum()}, noise=noise, scratch=1)
     assert got is not None
-    unit = _median(got["vote"], noise.deviation("vote"))  # [D]
+    unit = _median(got["vote"], louder * noise.deviation("vote"))  # [D]
     bound = _TYPICAL * math.sqrt(2 * width)
     noise = Noise(multiplier, {"moments": bound}, {"moments": 1.0}, purpose="means of columns")
     got = yield Ask(column_means, {**shared, "unit": unit}, {"moments": Sum()}, noise=noise)

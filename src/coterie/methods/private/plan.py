@@ -4,21 +4,26 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from coterie.algorithms.private_moments import START_QUESTIONS
 from coterie.algorithms.private_rounds import Rounds
 from coterie.algorithms.private_scaling import QUESTIONS
 from coterie.config import FitOptions
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
+from coterie.engines.secure import NODES
 from coterie.errors import ConfigError
 from coterie.models import Model
 from coterie.privacy.accountant import Release, epsilon_of, least_noise
+from coterie.secure.graph import threshold
 
 __all__ = ["FAINT", "PlannedQuestions", "delta_of", "planned", "starts_privately"]
 
 _SCALING, _START, _MEASURE = 0.1, 0.2, 0.1  # shares of the budget; the rest is for training
 _WITHIN = 0.999  # of epsilon is planned with, so that rounding never leads beyond
 _USELESS, FAINT = 1.0, 3.0  # all updates together, over the length of the noise in them
+_VOTES = 8.0  # the most votes of a column are a quarter, and twice the noise is seen
 _MOST_DELTA = 1e-5
 _FIRST_CLIP = 1.0  # updates of standardised columns are hardly longer at first
 
@@ -36,7 +41,10 @@ class PlannedQuestions:
     moments : float or None
         Of the one question of methods without rounds.
     signal : float
-        All updates together, each as long as it may be, over the length of the noise in them.
+        All updates together, each as long as it may be, over the length of the noise in them, or less, where columns are
+        scaled by fewer votes than that.
+    louder : float
+        How much more noise comes than a question asks for: as several nodes add all of it each, or shares.
     """
 
     scaling: float | None
@@ -45,6 +53,7 @@ class PlannedQuestions:
     rounds: Rounds | None
     moments: float | None
     signal: float
+    louder: float
 
 
 def delta_of(clients: Clients, options: FitOptions) -> float:
@@ -82,7 +91,7 @@ def planned(clients: Clients, options: FitOptions, model: Model, n_shared: int) 
     others = {Release(z): counts[name] for name, z in found.items()}
     in_rounds = options.method not in ("shrunk", "local")
     clusters = options.n_clusters or 1 if options.method == "ifca" else 1
-    signal, rounds, moments = math.inf, None, None
+    signal, rounds, moments, louder = math.inf, None, None, _louder(clients, options)
     if in_rounds:
         number, sampling = options.training.rounds + far, options.training.participation
         if sampling < 1:
@@ -91,14 +100,31 @@ def planned(clients: Clients, options: FitOptions, model: Model, n_shared: int) 
             z = once * math.sqrt(number / rest)
         clip = options.privacy.clip
         rounds = Rounds(z, clip or _FIRST_CLIP, clip is None, clients.n_clients, sampling)
-        signal = math.sqrt(options.training.rounds) * rounds.expected / (clusters * z * math.sqrt(n_shared))
+        signal = math.sqrt(options.training.rounds) * rounds.expected / (clusters * louder * z * math.sqrt(n_shared))
     elif options.method == "shrunk":
         moments = once / math.sqrt(rest)
-        signal = clients.n_clients / (moments * math.sqrt(n_shared))
-    made = PlannedQuestions(found.get("scaling"), found.get("start"), found.get("measure"), rounds, moments, signal)
-    if signal < _USELESS and not options.privacy.anyway:
-        raise ConfigError(_useless(clients, options, signal, n_shared), _help(clients, options, signal, once, delta))
+        signal = clients.n_clients / (louder * moments * math.sqrt(n_shared))
+    signals = {f"{n_shared:,} shared parameters": signal}
+    if "scaling" in found:
+        width = math.prod(clients.train.shape) + (clients.schema.task == "regression")
+        signals["scales of columns"] = clients.n_clients / (_VOTES * louder * found["scaling"] * math.sqrt(width))
+    where = min(signals, key=signals.__getitem__)
+    made = PlannedQuestions(
+        found.get("scaling"), found.get("start"), found.get("measure"), rounds, moments, signals[where], louder
+    )
+    if made.signal < _USELESS and not options.privacy.anyway:
+        raise ConfigError(
+            _useless(clients, options, made.signal, where), _help(clients, options, made.signal, once, delta)
+        )
     return made
+
+
+def _louder(clients: Clients, options: FitOptions) -> float:
+    rows = clients.train
+    nodes = len(np.unique(rows.place)) if isinstance(rows, RemoteRows) else min(NODES, clients.n_clients)
+    if options.secure:
+        return math.sqrt(nodes / threshold(nodes))
+    return math.sqrt(nodes) if isinstance(rows, RemoteRows) else 1.0
 
 
 def _measured(clients: Clients, options: FitOptions) -> int:
@@ -106,10 +132,10 @@ def _measured(clients: Clients, options: FitOptions) -> int:
     return 1 + (clients.newcomers is not None) + (options.method == "ifca")
 
 
-def _useless(clients: Clients, options: FitOptions, signal: float, n_shared: int) -> str:
+def _useless(clients: Clients, options: FitOptions, signal: float, where: str) -> str:
     return (
-        f"with privacy.epsilon={options.privacy.epsilon:g} and {clients.n_clients} clients the noise in {n_shared:,} shared "
-        f"parameters would be {1 / signal:.1f} times as long as all that clients can say"
+        f"with privacy.epsilon={options.privacy.epsilon:g} and {clients.n_clients} clients the noise in {where} would be "
+        f"{1 / signal:.1f} times as long as all that clients can say"
     )
 
 
@@ -119,4 +145,6 @@ def _help(clients: Clients, options: FitOptions, signal: float, once: float, del
     enough = epsilon_of({Release(once * signal): 1}, delta)
     said = f"it takes {more:,} clients, an epsilon of {enough:.1f}, or fewer parameters"
     said += " or clusters" if options.method == "ifca" else ""
+    if isinstance(clients.train, RemoteRows) and not options.secure:
+        said += ", or --secure, with which nodes share the noise"
     return f"{said}; privacy.anyway=true spends the budget all the same"

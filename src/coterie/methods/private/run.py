@@ -105,7 +105,12 @@ def _scaling(session: Session, clients: Clients, asked: PlannedQuestions) -> Sca
         return Scaling(nothing, nothing, torch.ones_like(nothing), torch.zeros_like(one), one)
     real = clients.schema.task == "regression"
     program = partial(
-        private_scaling, shape=shape, real_target=real, multiplier=asked.scaling, n_clients=clients.n_clients
+        private_scaling,
+        shape=shape,
+        real_target=real,
+        multiplier=asked.scaling,
+        n_clients=clients.n_clients,
+        louder=asked.louder,
     )
     found: Scaling = session.run("prepare", clients.train, [program], Scaling, 1).states[0]
     return found
@@ -147,7 +152,7 @@ def _clusters(session: Session, clients: Clients, made: Prepared, given: Given, 
         assert options.n_clusters is not None
         program = partial(
             private_start, model=made.model, n_clusters=options.n_clusters, multiplier=asked.start,
-            n_clients=clients.n_clients, step_size=made.step_size, seed=options.seed,
+            n_clients=clients.n_clients, step_size=made.step_size, seed=options.seed, louder=asked.louder,
         )  # fmt: skip
         found: Begun = session.run("start", made.rows, [program], Begun, 1).states[0]
         begin = Start("warm", found.theta)
@@ -185,7 +190,9 @@ def _shrunk(session: Session, clients: Clients, made: Prepared, given: Given, as
     assert asked.moments is not None
     assert isinstance(made.model, Dense)
     enough = int((made.rows.counts > made.model.n_parameters).sum())
-    program = partial(private_spread, model=made.model, multiplier=asked.moments, n_clients=max(enough, 1))
+    program = partial(
+        private_spread, model=made.model, multiplier=asked.moments, n_clients=max(enough, 1), louder=asked.louder
+    )
     found: Spread = session.run("fit", made.rows, [program], Spread, 1).states[0]
     root, noise = torch.diag(found.variance.sqrt()), torch.tensor([[found.noise]], dtype=torch.float64)
     return _effects(session, clients, made, asked, Prior(found.mean[None, None], root[None, None], noise), "diagonal")
