@@ -8,7 +8,7 @@ from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.errors import ConfigError, DataError
 
-__all__ = ["METHODS", "check_private"]
+__all__ = ["METHODS", "check_budget", "check_private"]
 
 METHODS = ("fedavg", "ifca", "fedrep", "fedper", "lg-fedavg", "ditto", "shrunk", "local")
 _LEAST = 30  # clients in a round on average: none at all is then as good as impossible
@@ -21,13 +21,21 @@ def check_private(clients: Clients, options: FitOptions) -> None:
         if name := first_given(options, "privacy"):
             raise ConfigError(f"privacy.{name} is set, and there is no budget", "give --epsilon, or leave it out")
         return
-    if importlib.util.find_spec("dp_accounting") is None:
-        raise ConfigError("a privacy budget needs dp-accounting, which is not installed", "pip install dp-accounting")
     if options.method not in METHODS:
         raise ConfigError(
             f"{options.method} asks clients what noise cannot hide, and has no form with privacy.epsilon",
             f"use one of {', '.join(METHODS)}; {_DOCS}",
         )
+    check_budget(clients, options)
+    _check_asked(clients, options)
+    if options.method in ("ifca", "shrunk", "local"):
+        _check_own(clients, options)
+
+
+def check_budget(clients: Clients, options: FitOptions) -> None:
+    """Refuse data of which nothing can be asked with noise."""
+    if importlib.util.find_spec("dp_accounting") is None:
+        raise ConfigError("a privacy budget needs dp-accounting, which is not installed", "pip install dp-accounting")
     if clients.schema.outcome is not None:
         raise ConfigError(
             f"models of {clients.schema.outcome} outcomes have no form with privacy.epsilon",
@@ -35,9 +43,6 @@ def check_private(clients: Clients, options: FitOptions) -> None:
         )
     if clients.n_clients < 2:
         raise DataError("there is one client, and no noise hides it", "check the client column")
-    _check_asked(clients, options)
-    if options.method in ("ifca", "shrunk", "local"):
-        _check_own(clients, options)
 
 
 def _check_asked(clients: Clients, options: FitOptions) -> None:

@@ -2,11 +2,12 @@
 """What a privacy budget is spent on, before anything is: its shares, the noise that follows, and whether that is of use."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from coterie.algorithms.private_moments import START_QUESTIONS
+from coterie.algorithms.private_k_means import QUESTIONS as START_QUESTIONS
 from coterie.algorithms.private_rounds import Rounds
 from coterie.algorithms.private_scaling import QUESTIONS
 from coterie.config import FitOptions
@@ -18,7 +19,7 @@ from coterie.models import Model
 from coterie.privacy.accountant import Release, epsilon_of, least_noise
 from coterie.secure.graph import threshold
 
-__all__ = ["FAINT", "PlannedQuestions", "delta_of", "planned", "starts_privately"]
+__all__ = ["FAINT", "Budget", "PlannedQuestions", "delta_of", "louder_on", "planned", "starts_privately"]
 
 _SCALING, _START, _MEASURE = 0.1, 0.2, 0.1  # shares of the budget; the rest is for training
 _WITHIN = 0.999  # of epsilon is planned with, so that rounding never leads beyond
@@ -62,6 +63,35 @@ def delta_of(clients: Clients, options: FitOptions) -> float:
     return min(_MOST_DELTA, 0.1 / max(clients.n_clients, 1)) if given is None else given
 
 
+@dataclass(frozen=True)
+class Budget:
+    """A budget, of which each kind of question has a share.
+
+    Attributes
+    ----------
+    once : float
+        The multiplier of one question that costs all of it.
+    multipliers : dict
+        Kind -> the multiplier of each of its questions.
+    """
+
+    once: float
+    multipliers: dict[str, float]
+
+    @classmethod
+    def of(
+        cls, clients: Clients, options: FitOptions, shares: Mapping[str, float], questions: Mapping[str, int]
+    ) -> "Budget":
+        """Divide the budget of the options; kinds without questions have nothing."""
+        assert options.privacy.epsilon is not None
+        once = least_noise(lambda z: {Release(z): 1}, _WITHIN * options.privacy.epsilon, delta_of(clients, options))
+        used = {name: share for name, share in shares.items() if questions[name]}
+        return cls(once, {name: once * math.sqrt(questions[name] / share) for name, share in used.items()})
+
+    def __getitem__(self, kind: str) -> float:
+        return self.multipliers[kind]
+
+
 def starts_privately(options: FitOptions, model: Model) -> bool:
     """Whether clusters begin with what k-means finds among clients' linear models."""
     linear = getattr(model, "is_linear", False)
@@ -85,13 +115,13 @@ def planned(clients: Clients, options: FitOptions, model: Model, n_shared: int) 
         "measure": _measured(clients, options),
     }
     shares = {"scaling": _SCALING, "start": _START, "measure": _MEASURE}
-    used = {name: shares[name] for name, n in counts.items() if n}
-    rest, once = 1 - sum(used.values()), least_noise(lambda z: {Release(z): 1}, epsilon, delta)
-    found = {name: once * math.sqrt(counts[name] / share) for name, share in used.items()}
+    budget = Budget.of(clients, options, shares, counts)
+    found, once = budget.multipliers, budget.once
+    rest = 1 - sum(shares[name] for name in found)
     others = {Release(z): counts[name] for name, z in found.items()}
     in_rounds = options.method not in ("shrunk", "local")
     clusters = options.n_clusters or 1 if options.method == "ifca" else 1
-    signal, rounds, moments, louder = math.inf, None, None, _louder(clients, options)
+    signal, rounds, moments, louder = math.inf, None, None, louder_on(clients, options)
     if in_rounds:
         number, sampling = options.training.rounds + far, options.training.participation
         if sampling < 1:
@@ -119,7 +149,8 @@ def planned(clients: Clients, options: FitOptions, model: Model, n_shared: int) 
     return made
 
 
-def _louder(clients: Clients, options: FitOptions) -> float:
+def louder_on(clients: Clients, options: FitOptions) -> float:
+    """How much more noise comes than a question asks for, by who adds it."""
     rows = clients.train
     nodes = len(np.unique(rows.place)) if isinstance(rows, RemoteRows) else min(NODES, clients.n_clients)
     if options.secure:

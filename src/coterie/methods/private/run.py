@@ -15,7 +15,8 @@ from torch import Tensor
 from coterie import keys
 from coterie.algorithms import averaging, fedavg, ifca
 from coterie.algorithms.preparation import Scaling, steepness
-from coterie.algorithms.private_moments import Begun, Spread, private_spread, private_start
+from coterie.algorithms.private_k_means import Begun, private_start
+from coterie.algorithms.private_moments import Spread, private_spread
 from coterie.algorithms.private_rounds import State, privately
 from coterie.algorithms.private_scaling import private_scaling
 from coterie.algorithms.random_effects import Prior, ridge_prior
@@ -42,7 +43,7 @@ from coterie.participation import Everyone, Lots, Participation
 from coterie.privacy.account import Account, run_secret
 from coterie.protocol import Ask, Noise, Sum, slot
 
-__all__ = ["shares", "train_private", "with_account"]
+__all__ = ["scaled_privately", "shares", "train_private", "with_account"]
 
 _CAP = 2.0  # a client's mean squared error, in units of the target's variance: who is worse counts as that
 _PENALTY = 1.0  # of local models, when nobody says
@@ -86,7 +87,7 @@ def _prepare(session: Session, clients: Clients, given: Given, asked: PlannedQue
     """Scale columns, and take a step size that suits them: curvatures of clients are not asked for."""
     options, t = session.options, session.options.training
     model = model_for(clients, options, given.module)
-    scaling = _scaling(session, clients, asked)
+    scaling = scaled_privately(session, clients, asked.scaling, asked.louder)
 
     def scaled(rows: Ragged) -> Ragged:
         return rows.scaled(scaling).to(model.dtype)
@@ -98,20 +99,16 @@ def _prepare(session: Session, clients: Clients, given: Given, asked: PlannedQue
     return Prepared(model, scaling, scaled(clients.train), test, shown, how, step_size, options.seed)
 
 
-def _scaling(session: Session, clients: Clients, asked: PlannedQuestions) -> Scaling:
+def scaled_privately(session: Session, clients: Clients, multiplier: float | None, louder: float) -> Scaling:
+    """Means and scales of the columns, with noise; columns stay as they are where there is nothing to spend on it."""
     shape = clients.train.shape
-    if asked.scaling is None:
+    if multiplier is None:
         nothing, one = torch.zeros(shape, dtype=torch.float64), torch.ones((), dtype=torch.float64)
         return Scaling(nothing, nothing, torch.ones_like(nothing), torch.zeros_like(one), one)
-    real = clients.schema.task == "regression"
     program = partial(
-        private_scaling,
-        shape=shape,
-        real_target=real,
-        multiplier=asked.scaling,
-        n_clients=clients.n_clients,
-        louder=asked.louder,
-    )
+        private_scaling, shape=shape, real_target=clients.schema.task == "regression", multiplier=multiplier,
+        n_clients=clients.n_clients, louder=louder,
+    )  # fmt: skip
     found: Scaling = session.run("prepare", clients.train, [program], Scaling, 1).states[0]
     return found
 
