@@ -115,10 +115,20 @@ def judged_in(got: Replies, ask: Ask, n_clients: int, louder: float = 1.0) -> Ju
     return Judged(first, mean, second, deviation, n_clients)
 
 
-def simplest(found: Judged, order: Sequence[int], tolerance: float, sure: float) -> int:
-    """The first candidate, from the simplest on, that is as good as the best within the error between them."""
-    best = int(found.mean.argmin())
+def simplest(found: Judged, order: Sequence[int], tolerance: float, sure: float, gain: float = 0.0) -> int:
+    """The first of some candidates, the simplest first, that is as good as the best of them, or nearly.
+
+    Parameters
+    ----------
+    tolerance, gain : float
+        A simpler one is as good if it loses no more than the first of these shares of the best one's loss, or the second
+        of what the best one gains over one model for all,
+    sure : float
+        or no more than so many standard errors of the difference.
+    """
+    best = min(order, key=lambda one: float(found.mean[one]))
     least = tolerance * max(found.first + float(found.mean[best]), 0.0)
+    least = max(least, -gain * float(found.mean[best]))
     for one in order:
         if float(found.mean[one] - found.mean[best]) <= max(least, sure * found.error(one, best)):
             return one

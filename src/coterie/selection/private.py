@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which structure do clients have, within a privacy budget? Few candidates, few questions, and noise in the error.
 
-Linear regression only: one model for all, groups, one model each, and models that are shrunk to a common one. Means of clients' own models stand for one model for all. The simplest candidate is chosen that
-is as good as the best within the error of their paired difference, of which noise is a part.
+Linear regression only: one model for all, groups, one model each, and models that are shrunk to a common one. The mean of
+clients' own models stands for one model for all. The simplest candidate is chosen that is as good as the best within the
+error of their paired difference, of which noise is a part.
 """
 
 from collections.abc import Sequence
@@ -28,11 +29,12 @@ from coterie.models import Dense
 
 __all__ = ["PrivateChoice", "Tried", "compare_private"]
 
-_SHARES = {"scaling": 0.1, "spread": 0.2, "groups": 0.45, "scores": 0.25}
+_SHARES = {"scaling": 0.1, "spread": 0.15, "groups": 0.45, "scores": 0.3}
 _QUESTIONS = {"scaling": 2, "spread": 1, "groups": GROUP_QUESTIONS, "scores": 1}
 _SIZES = (2, 3, 4, 5)
 _TOLERANCE = 0.03  # of the best candidate's loss: a simpler one that loses no more is as good
-_SURE = 2.0  # standard errors
+_GAIN = 0.08  # of what groups gain over one model for all: fewer that lose no more are as good
+_SURE = 1.5  # standard errors
 _FREE = 4.0  # variance of intercepts that are each client's own; slopes explain the target's variance together
 
 
@@ -112,7 +114,7 @@ def compare_private(
         Spread, 1,
     ).states[0]  # fmt: skip
     sizes = [k for k in _SIZES if 4 * k <= clients.n_clients]
-    how = {"sizes": sizes, "multiplier": budget["groups"], "n_clients": clients.n_clients, "seed": seed}
+    how: dict[str, Any] = {"sizes": sizes, "multiplier": budget["groups"], "n_clients": clients.n_clients, "seed": seed}
     grouped = partial(groups_of_sizes, model=model, **how)
     groups: Groups = session.run("groups", rest, [grouped], Groups, 1).states[0]
     made, told = _candidates(spread, groups, sizes, model.n_parameters)
@@ -149,5 +151,8 @@ def _choice(
         Tried(structure, setting, max(found.first + float(found.mean[j]), 0.0), found.error(j, best))
         for j, (structure, setting) in enumerate(told)
     ]
-    one = simplest(found, range(len(told)), _TOLERANCE, _SURE)
+    groups = [j for j, (structure, _) in enumerate(told) if structure == "clusters"]
+    kept = simplest(found, groups, _TOLERANCE, _SURE, _GAIN)  # their number first, and then the structure
+    order = [j for j in range(len(told)) if j == kept or j not in groups]
+    one = simplest(found, order, _TOLERANCE, _SURE)
     return PrivateChoice(tried[one], tried[best], tried, privacy, n)

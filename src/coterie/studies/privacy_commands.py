@@ -4,7 +4,7 @@
 from typing import Any
 
 from coterie.studies.choices import PRIVATE_METHODS
-from coterie.studies.commands import JOBS, ROUNDS, Given, Shown, many, ran, some_of, study
+from coterie.studies.commands import CLIENTS, JOBS, ROUNDS, Given, Shown, many, ran, some_of, study
 from coterie.studies.common import Tell
 from coterie.studies.compare_commands import app
 
@@ -31,3 +31,21 @@ def privacy_audit(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
     from coterie.studies import privacy_audit as audit
 
     return ran(audit, audit.Settings(**(audit.QUICK if quick else {})), given, tell)
+
+
+@study(
+    "privacy-utility",
+    {
+        "epsilon": _EPSILON,
+        "clients": CLIENTS,
+        "rows": Given("Rows of each client.", int),
+        "rounds": ROUNDS,
+        "jobs": JOBS,
+    },
+    repetitions="reps",
+)
+def privacy_utility(given: dict[str, Any], quick: bool, tell: Tell) -> Shown:
+    """What a privacy budget leaves of FedAvg, IFCA, FedRep, shrunk models and the choice of a structure."""
+    from coterie.studies import privacy_utility as utility
+
+    return ran(utility, utility.Settings(**(utility.QUICK if quick else {})), given, tell)
