@@ -6,6 +6,7 @@ clients' own models stands for one model for all. The simplest candidate is chos
 error of their paired difference, of which noise is a part.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +36,7 @@ _SIZES = (2, 3, 4, 5)
 _TOLERANCE = 0.03  # of the best candidate's loss: a simpler one that loses no more is as good
 _GAIN = 0.08  # of what groups gain over one model for all: fewer that lose no more are as good
 _SURE = 1.5  # standard errors
+_CENTRES = 25.0  # noise multipliers that a client's part in the centres of two groups is divided by, about
 _FREE = 4.0  # variance of intercepts that are each client's own; slopes explain the target's variance together
 
 
@@ -74,8 +76,9 @@ class PrivateChoice:
 
 
 def compare_private(
-    clients: Clients, *, epsilon: float, delta: float | None = None, seed: int = 0, secure: bool = False
-) -> PrivateChoice:
+    clients: Clients, *, epsilon: float, delta: float | None = None, seed: int = 0, secure: bool = False,
+    anyway: bool = False,
+) -> PrivateChoice:  # fmt: skip
     """Choose a structure with a budget.
 
     Parameters
@@ -86,10 +89,11 @@ def compare_private(
         The budget.
     secure : bool
         Whether the server learns sums over nodes only; nodes then share the noise.
+    anyway : bool
+        Whether the budget is spent also where not even two groups could be told apart.
     """
-    chosen = options(
-        {"method": "shrunk", "seed": seed, "secure": secure, "privacy": {"epsilon": epsilon, "delta": delta}}
-    )
+    privacy = {"epsilon": epsilon, "delta": delta, "anyway": anyway}
+    chosen = options({"method": "shrunk", "seed": seed, "secure": secure, "privacy": privacy})
     check_budget(clients, chosen)
     model = model_for(clients, chosen, None)
     if not has_closed_form(model):
@@ -104,7 +108,15 @@ def compare_private(
             "leave columns out with --exclude",
         )
     budget = Budget.of(clients, chosen, _SHARES, _QUESTIONS)
-    session, louder = with_account(Session(chosen), clients), louder_on(clients, chosen)
+    louder = louder_on(clients, chosen)
+    signal = clients.n_clients / (_CENTRES * louder * budget["groups"])
+    if signal < 1 and not anyway:
+        raise ConfigError(
+            f"with an epsilon of {epsilon:g} and {clients.n_clients} clients the noise in the models of two groups would be "
+            f"{1 / signal:.1f} times as large as what tells them apart",
+            f"it takes {math.ceil(clients.n_clients / signal):,} clients, or a larger epsilon",
+        )
+    session = with_account(Session(chosen), clients)
     scaling = scaled_privately(session, clients, budget["scaling"], louder)
     rows = clients.train.scaled(scaling).to(model.dtype)
     rest, held = rows.split(VALIDATION, seed=seed, purpose="validation")

@@ -35,6 +35,10 @@ NAME = "privacy-utility"
 QUICK: dict[str, Any] = {"reps": 1, "epsilon": (8.0,), "clients": 300}
 
 _FEATURES, _NOISE = 10, 0.5
+_FEDREP: dict[str, Any] = {
+    "model": {"hidden": (4,)}, "training": {"rounds": 30, "step_size": 0.05},
+    "personal": {"body_epochs": 1, "head_epochs": 5},
+}  # fmt: skip
 _RIGHT = 0.95  # share of the clients that must be with others of their group, for groups to be found
 
 
@@ -69,7 +73,7 @@ class Settings:
     clients: int = 500
     rows: int = 40
     rounds: int = 10
-    reps: int = 10
+    reps: int = 30
     jobs: int | None = None
     seed: int = 0
 
@@ -124,8 +128,7 @@ def _fitted(task: _Task, clients: Clients) -> dict[str, Any]:
     if case.method == "ifca":
         tree["clusters"] = {"n_clusters": case.size}
     if case.method == "fedrep":
-        tree["model"] = {"hidden": (case.size,)}
-        tree["training"]["step_size"] = 0.1
+        tree |= _FEDREP
     found = fit(clients, options(tree))
     error, right = _judged(found, clients, case)
     spent = None if task.epsilon is None else found.extra["privacy"]["spent"]
@@ -155,7 +158,7 @@ def _compared(task: _Task, clients: Clients) -> dict[str, Any]:
         free = compare(clients, structures=("clusters", "local", "shrunk"), seed=task.seed, quick=True, max_clusters=5)
         structure, setting, spent = free.chosen, free[free.chosen].setting, None
     else:
-        found = compare_private(clients, epsilon=task.epsilon, seed=task.seed)
+        found = compare_private(clients, epsilon=task.epsilon, seed=task.seed, anyway=True)
         structure, setting, spent = found.chosen.structure, dict(found.chosen.setting), found.privacy["spent"]
     size = int(setting.get("n_clusters", 1))
     right = structure == case.truth and size == case.size
