@@ -38,6 +38,7 @@ REPETITIONS = 200  # of the choice
 RIVAL = 0.2  # share of the repetitions from which a structure would do as well as the one that is chosen most often
 _ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: half of a squared normal variable
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
+_CLEAR = 3.0  # standard errors, of the variance of intercepts
 _WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
 ALIKE = 1.25  # effective parameters, times the fewest, that are about as many: they are not known better than that
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
@@ -128,7 +129,8 @@ def _repeated(scores: "_Scores", tolerance: float, times: int, seed: int) -> "tu
     winner = max(free, key=lambda name: (won[name], name == choice.winner))
     often = Counter(one.settings[winner] for one in votes if one.winner == winner)
     at = max(often, key=lambda j: (often[j], j == choice.settings[winner])) if often else choice.settings[winner]
-    for name, j in (("global", choice.settings["global"]), ("shrunk", scores.own_intercepts)):
+    simpler = (("global", choice.settings["global"]), ("shrunk", scores.own_intercepts))
+    for name, j in simpler if scores.one_will_do(choice) else simpler[1:]:
         if winner == name == "global" or j is None or (name, j) == (winner, at):
             break  # nothing is simpler
         rival = sum(one.winner == name and (name == "global" or one.settings[name] == j) for one in votes)
@@ -191,10 +193,25 @@ class _Scores:
         scores = torch.stack([self.score[name][j] for name, j in candidates])
         gain = float(scores.nanmean(1).max() - self.score["global"][settings["global"]].nanmean())
         tolerance = max(tolerance, _SHARE * gain)
+        barred = tuple(name for name, can in may.items() if not can)
         good = [one for one, can in zip(candidates, as_good(scores, tolerance=tolerance), strict=True) if can]
+        if not self.one_will_do(_Choice(settings, "global", barred, tolerance)):
+            good = [one for one in good if one[0] != "global"] or [("shrunk", level or 0)]
         winner, at = self._simplest(good or candidates)
         settings[winner] = at
-        return _Choice(settings, winner, tuple(name for name, can in may.items() if not can), tolerance)
+        return _Choice(settings, winner, barred, tolerance)
+
+    def one_will_do(self, choice: _Choice) -> bool:
+        """Whether one model for all may be taken: if intercepts clearly differ, clients' own must bring little for that.
+
+        The test of a variance sees much smaller differences than scores of held-out rows, and scores must then show that
+        they do not matter.
+        """
+        level = self.own_intercepts
+        if level is None or not self.found["shrunk"].levels > _CLEAR:
+            return True
+        gap = difference(self.score["shrunk"][level], self.score["global"][choice.settings["global"]])
+        return not (gap.mean > 0 and gap.high > choice.tolerance)
 
     def far_behind(self, name: str, choice: _Choice) -> bool:
         """Whether a structure is clearly worse than the best, by more than the tolerance."""

@@ -5,6 +5,7 @@ Each is a generator that asks clients and returns what it `Found`. All of them g
 needs of another (everything begins with the model for all) is handed on.
 """
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.algorithms.intercept_test import intercepts_differ
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_fedprox import newton_fedprox
 from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca
@@ -92,6 +94,7 @@ class Found:
     labels: Tensor | None = None  # [J, M, F] of clusters
     margin: Tensor | None = None  # [J, M]
     df: tuple[float, ...] = ()  # [J] effective parameters of the fit to all rows; none where nobody can count them
+    levels: float = math.nan  # of shrunk models: standard normal where clients' intercepts do not differ
 
 
 def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
@@ -169,7 +172,9 @@ def with_deals(first: Found, others: Sequence[Found]) -> Found:
     if labels is not None:  # [J, M, F]: the fit to all rows stays last
         more = [one.labels for one in others if one.labels is not None]
         labels = torch.cat([labels[..., :-1], *more, labels[..., -1:]], -1)
-    return replace(first, judged=over_deals([first.judged, *(one.judged for one in others)]), labels=labels)
+    every = (first, *others)
+    levels = sum(one.levels for one in every) / len(every)
+    return replace(first, judged=over_deals([one.judged for one in every]), labels=labels, levels=levels)
 
 
 def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[float, ...]]) -> Algorithm:
@@ -204,7 +209,16 @@ def with_noise(prior: Prior, problem: Problem, tag: str = "local") -> Algorithm:
 
 
 def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
-    """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found
+    """Models of clients' own around a common one, and whether intercepts differ at all.  -> Found"""
+    programs: dict[str, Lockstep] = {"models": _shrunk(problem, effort, base)}
+    if not problem.is_stratified:
+        programs["levels"] = intercepts_differ(problem, base.theta[-1, 0, 0], base.noise[-1, 0])
+    done = yield from together(programs)
+    return replace(done["models"], levels=done.get("levels", math.nan))
+
+
+def _shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
+    """Clients keep the freest as their own.  -> Found
 
     The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
     """
