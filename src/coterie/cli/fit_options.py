@@ -14,7 +14,9 @@ from coterie.cli.arguments import (
     Categorical,
     Client,
     Decimal,
+    Delta,
     Encoding,
+    Epsilon,
     Event,
     Exclude,
     Hidden,
@@ -131,11 +133,8 @@ def fit_options(
     secure: Annotated[
         bool | None, typer.Option(help="Add up securely: only sums over all nodes are known to the server.")
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Privacy budget: differential privacy for clients, like 8; smaller is stricter."),
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help="Of the privacy budget; by default 1e-5 or less.")] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
 ) -> "FitOptions":

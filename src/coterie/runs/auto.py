@@ -36,6 +36,11 @@ def settled_run(
     `begun` is told that there is a run folder.
     """
     check_options(chosen)
+    if chosen.privacy.epsilon is not None:
+        raise ConfigError(
+            "method auto compares structures first, and a privacy budget is for one or the other",
+            "call coterie compare --epsilon, and fit what it finds with --method and a budget of its own",
+        )
     if chosen.secure:
         raise ConfigError(
             "method auto compares structures by scores of single clients, which secure sums do not tell",
