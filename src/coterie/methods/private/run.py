@@ -151,7 +151,7 @@ def _clusters(session: Session, clients: Clients, made: Prepared, given: Given, 
             private_start, model=made.model, n_clusters=options.n_clusters, multiplier=asked.start,
             n_clients=clients.n_clients, step_size=made.step_size, seed=options.seed, louder=asked.louder,
         )  # fmt: skip
-        found: Begun = session.run("start", made.rows, [program], Begun, 1).states[0]
+        found: Begun = session.run("start", made.rows, [program], Begun, 1, policy=Everyone()).states[0]
         begin = Start("warm", found.theta)
     last, rounds = _run_rounds(session, made, asked, ifca_program(session, made, begin, options.seed), ifca.State)
     return _with_models(session, clients, made, asked, last.theta, rounds)
