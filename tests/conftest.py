@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share."""
 
+import hashlib
+import itertools
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on small problems threads cost more than they bring
@@ -54,3 +56,12 @@ def shared_data() -> Path:
     if not (folder / "mnist.npz").is_file():
         pytest.skip(f"no real data in {folder}; COTERIE_DATA may name another folder")
     return folder
+
+
+@pytest.fixture
+def counted_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise from a counter, so that a test does the same every time: outside tests it is the operating system's."""
+    counter = itertools.count()
+    monkeypatch.setattr(
+        "coterie.privacy.noise.token_bytes", lambda n: hashlib.sha256(b"%d" % next(counter)).digest()[:n]
+    )

@@ -16,6 +16,7 @@ DISTRIBUTION = {
     "sklearn": "scikit-learn",
     "annotated_types": "annotated-types",
     "google": "protobuf",
+    "dp_accounting": "dp-accounting",
 }  # where it is not called like its module
 OPTIONAL = ("coterie.engines.flower.",)
 

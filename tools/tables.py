@@ -341,6 +341,33 @@ def bad_clients(results: Results) -> list[str]:
     return table(["Method", "robust", *attacks, "worst", "bar"], body)
 
 
+def privacy_audit(results: Results) -> list[str]:
+    """What is claimed, and what canaries measure at least."""
+    body = [
+        [line["method"], f"{line['epsilon']:g}", "as asked" if line["noise"] == 1 else "none" if not line["noise"] else
+         f"{line['noise']:g} times", f"{line['claimed']:.2f}", f"{line['measured']:.2f}", percent(line["right"], 1),
+         "holds" if line["holds"] else "fails", f"{line['canaries']:,}"]
+        for line in every(results, "summary")
+    ]  # fmt: skip
+    return table(["Method", "epsilon", "noise", "claimed", "measured", "right", "bar", "canaries"], body)
+
+
+def privacy_utility(results: Results) -> list[str]:
+    """What a budget leaves, case by case: a column for each epsilon."""
+    lines = list(every(results, "summary"))
+    budgets = list(dict.fromkeys(line["epsilon"] for line in lines))
+    body = []
+    for case in dict.fromkeys(line["case"] for line in lines):
+        own = {line["epsilon"]: line for line in lines if line["case"] == case}
+        for what, told in (("rmse", "RMSE"), ("right", "right")):
+            if all(own[budget][what] is None for budget in budgets):
+                continue
+            cells = [f"{own[one][what]:.3f}" if what == "rmse" else percent(own[one][what]) for one in budgets]
+            body.append([case, told, *cells])
+    heads = ["none" if budget is None else f"{budget:g}" for budget in budgets]
+    return table(["Case", "", *heads], body)
+
+
 def real(results: Results) -> list[str]:
     """How every structure does on every data set, with the first seed; the chosen one is bold. How many headlines agree."""
     body = []
@@ -380,5 +407,7 @@ TABLES: dict[str, Callable[[Results], list[str]]] = {
     "images": images,
     "bad_clients": bad_clients,
     "planted": planted,
+    "privacy_audit": privacy_audit,
+    "privacy_utility": privacy_utility,
     "real": real,
 }

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from coterie import registry
 from coterie.errors import ConfigError
-from coterie.limits import MOST_COLUMNS, MOST_CONFIG_BYTES, MOST_COUNT, MOST_DEPTH, MOST_NAME, MOST_TEXT
+from coterie.limits import LARGEST_NUMBER, MOST_COLUMNS, MOST_CONFIG_BYTES, MOST_COUNT, MOST_DEPTH, MOST_NAME, MOST_TEXT
 from coterie.outcome_names import OutcomeName
 from coterie.registry import AUTO, METHODS, Method, method_of, takers
 
@@ -27,6 +27,7 @@ __all__ = [
     "PersonalOptions",
     "PredictionOptions",
     "PriorOptions",
+    "PrivacyOptions",
     "TrainingOptions",
     "check_options",
     "first_given",
@@ -149,6 +150,15 @@ class PredictionOptions(_Options, registry.PredictionFields):
     """What is made of a model's outputs: classes, and intervals of numbers."""
 
 
+class PrivacyOptions(_Options):
+    """What a fit may cost each client of its privacy (differential privacy); without epsilon there is no noise."""
+
+    epsilon: float | None = Field(None, gt=0, le=100)
+    delta: float | None = Field(None, gt=0, le=0.1)
+    clip: float | None = Field(None, gt=0, le=LARGEST_NUMBER)
+    anyway: bool = False
+
+
 def _known(method: str) -> str:
     if method != AUTO.name and method not in METHODS:
         *names, last = (f"'{name}'" for name in (AUTO.name, *METHODS))
@@ -173,6 +183,7 @@ class FitOptions(_Options):
     prior: PriorOptions = PriorOptions()
     mixed: MixedOptions = MixedOptions()
     predictions: PredictionOptions = PredictionOptions()
+    privacy: PrivacyOptions = PrivacyOptions()
 
     @property
     def n_clusters(self) -> int | None:

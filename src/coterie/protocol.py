@@ -31,6 +31,7 @@ from torch import Tensor
 from coterie.errors import RunError
 
 __all__ = [
+    "WITHIN",
     "Algorithm",
     "Ask",
     "Block",
@@ -42,6 +43,7 @@ __all__ = [
     "Lockstep",
     "Lowest",
     "Mean",
+    "Noise",
     "Replies",
     "RowProduct",
     "Save",
@@ -493,6 +495,42 @@ class Limit:
     finite: bool = True
 
 
+WITHIN = "within"  # a field of answers with noise: how many clients' first field was not shortened, less the others
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How an answer is made differentially private for clients: each client's part is bounded, and the sum has noise.
+
+    A field, or a share by which clients are weighed, has a bound of its own; noise is normal, with the standard deviation
+    `multiplier` times the bound over the root of the field's weight. As weights add up to 1, all fields together cost what
+    one sum with noise of `multiplier` bounds does.
+
+    Attributes
+    ----------
+    multiplier : float
+        Of the answer.
+    bounds : mapping
+        Field -> Euclidean length to which a client's value is shortened; of shares, 1. What is not finite counts as zero.
+    weights : mapping
+        Field -> its part of the cost.
+    sampling : float
+        With what probability each client is asked, by lots that nobody knows; 1: all are.
+    purpose : str
+        What is asked for, in words for a person.
+    """
+
+    multiplier: float
+    bounds: Mapping[str, float]
+    weights: Mapping[str, float]
+    sampling: float = 1.0
+    purpose: str = ""
+
+    def deviation(self, name: str) -> float:
+        """Standard deviation of the noise of a field's sum."""
+        return self.multiplier * self.bounds[name] / math.sqrt(self.weights[name])
+
+
 EVERYBODY = 1 << 62  # enough answers are those of all whom the participation policy chooses, in any stage
 
 
@@ -525,6 +563,8 @@ class Ask:
         Field -> what its values may be; numbers are finite in any case, and weights not negative: `engines/screening.py`.
     epsilon : float, optional
         What the answer costs each client of its privacy, by the noise in it (differential privacy); None: there is no noise.
+    noise : Noise, optional
+        How workers bound what a client adds, and the noise that they add.
     """
 
     step: Step
@@ -538,6 +578,7 @@ class Ask:
     enough: int | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)
     epsilon: float | None = None
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
@@ -680,12 +721,19 @@ def not_declared(ask: Ask) -> str | None:
     if said is None:
         return f"'{name}' does not say what may leave a client"
     for field_, how in ask.fold.items():
+        if ask.noise is not None and (field_ == WITHIN or _is_less(how, said.get(field_, ()))):
+            continue
         if field_ not in said:
             return f"'{field_}' of '{name}' does not leave a client"
         if not any(how == one or (isinstance(one, type) and isinstance(how, one)) for one in said[field_]):
             allowed = " or ".join(one.__name__ if isinstance(one, type) else repr(one) for one in said[field_])
             return f"'{field_}' of '{name}' leaves a client as {allowed} and not as {how!r}"
     return None
+
+
+def _is_less(how: Fold, said: Sequence[Declared]) -> bool:
+    """Whether this is a sum with noise of what may leave as a mean."""
+    return isinstance(how, Sum) and any(isinstance(one, Mean | WeightedMean) for one in said)
 
 
 def from_sums(step: _AnyStep) -> _AnyStep:

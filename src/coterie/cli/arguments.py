@@ -20,7 +20,9 @@ __all__ = [
     "Data",
     "DataOrSites",
     "Decimal",
+    "Delta",
     "Encoding",
+    "Epsilon",
     "Event",
     "Exclude",
     "Hidden",
@@ -56,6 +58,11 @@ DataOrSites = Annotated[
 ]
 Client = Annotated[str | None, typer.Option(help="Column that names the client of each row.")]
 Target = Annotated[str | None, typer.Option(help="Column to predict.")]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Privacy budget: differential privacy for clients, like 8; smaller is stricter."),
+]
+Delta = Annotated[float | None, typer.Option(help="Of the privacy budget; by default 1e-5 or less.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 Hidden = Annotated[str | None, typer.Option(help="Hidden layers of a network, like 64 or 64,32; linear by default.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed.")]

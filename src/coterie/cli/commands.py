@@ -38,7 +38,7 @@ from coterie.cli.fit_options import Every, takes_fit_options
 from coterie.cli.summarise import summarise_command
 from coterie.errors import ConfigError, CoterieError
 from coterie.runs.screen import QUIET, complain, err, progress, warn
-from coterie.studies import compare_commands as studies
+from coterie.studies import privacy_commands as studies
 
 if TYPE_CHECKING:
     from coterie.config import FitOptions

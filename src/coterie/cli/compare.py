@@ -15,7 +15,9 @@ from coterie.cli.arguments import (
     Client,
     DataOrSites,
     Decimal,
+    Delta,
     Encoding,
+    Epsilon,
     Event,
     Exclude,
     Hidden,
@@ -38,6 +40,7 @@ from coterie.cli.arguments import (
     read_clients,
     stem_of,
 )
+from coterie.errors import ConfigError
 from coterie.runs.screen import err, progress, warn
 
 if TYPE_CHECKING:
@@ -72,6 +75,8 @@ def compare_command(
     decimal: Decimal = None,
     thousands: Thousands = None,
     encoding: Encoding = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
     as_json: AsJson = False,
 ) -> None:
     """Find how clients differ: one model for all, groups, random effects, low rank, mixtures, or one model each."""
@@ -86,6 +91,11 @@ def compare_command(
         split=split, sep=sep, decimal=decimal, thousands=thousands, encoding=encoding,
     )  # fmt: skip
     chosen = options(given({"seed": seed, "secure": secure, "data": said, "model": {"hidden": layer_sizes(hidden)}}))
+    if delta is not None and epsilon is None:
+        raise ConfigError("--delta is given, and there is no budget", "give --epsilon, or leave it out")
+    if epsilon is not None:
+        compare_privately(chosen, out_, epsilon, delta, hidden=hidden, as_json=as_json)
+        return
     folder = out_ or free_folder(f"{stem_of(data)}-compare")
     with holding_place(folder):
         check_free(folder)
@@ -104,6 +114,24 @@ def compare_command(
     else:
         show_comparison(done.found, done.fit)
         print(f"report: {done.report}")
+
+
+def compare_privately(
+    chosen: "FitOptions", folder: Path | None, epsilon: float, delta: float | None, *, hidden: str | None, as_json: bool
+) -> None:
+    """Compare with a privacy budget: few candidates, and no report."""
+    from coterie.runs.private_comparison import private_run, show_private
+
+    if hidden is not None:
+        raise ConfigError("a comparison with a privacy budget is of linear regressions", "leave --hidden out")
+    nobody = chosen.model_copy(update={"data": chosen.data.model_copy(update={"new_clients": 0.0})})
+    clients = read_clients(nobody)
+    warn(clients.left_out())
+    found = private_run(clients, nobody, folder, epsilon=epsilon, delta=delta)
+    if as_json:
+        print(json.dumps(found, indent=2, allow_nan=False))
+    else:
+        show_private(found)
 
 
 def _read(chosen: "FitOptions", *, default: bool) -> "tuple[Clients, FitOptions]":

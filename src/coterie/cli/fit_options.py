@@ -14,7 +14,9 @@ from coterie.cli.arguments import (
     Categorical,
     Client,
     Decimal,
+    Delta,
     Encoding,
+    Epsilon,
     Event,
     Exclude,
     Hidden,
@@ -131,6 +133,8 @@ def fit_options(
     secure: Annotated[
         bool | None, typer.Option(help="Add up securely: only sums over all nodes are known to the server.")
     ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of options.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Any option, like training.batch_size=32.")] = None,
 ) -> "FitOptions":
@@ -153,6 +157,7 @@ def fit_options(
             "clock": "trace" if trace is not None and clock is None else clock,
             "trace": None if trace is None else str(trace.resolve()),
         },
+        "privacy": {"epsilon": epsilon, "delta": delta},
         "predictions": {"class_weights": weights_of(class_weights), "threshold": threshold, "coverage": coverage},
     }  # fmt: skip
     chosen = options(given(tree), file=config, sets=sets or ())

@@ -22,6 +22,7 @@ from coterie.engines.screening import ClientWarning, left_out_text, longest
 from coterie.engines.worker import Answer
 from coterie.errors import RunError
 from coterie.participation import Clock, Participants, Participation, select_participants
+from coterie.privacy.account import Account
 from coterie.protocol import Ask, Lockstep, Replies, Save, Tensors, run_of, slot
 from coterie.robust_folds import Trimmed, TrimmedByCluster
 
@@ -164,6 +165,10 @@ class Engine(Protocol):
     def names(self) -> np.ndarray:
         """[M] of the clients."""
 
+    @property
+    def word(self) -> bytes:
+        """What tells the rows from others, where a question that is put again gets the same noise."""
+
     def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Put asks, by their slots, to the clients of each group: all in one message to each."""
 
@@ -208,6 +213,8 @@ class Job:
         Told of every round.
     goes_on : bool
         Whether clients keep the private state that earlier programs have left with them.
+    account : Account, optional
+        Of differential privacy: every question is reserved there before it is put.
     """
 
     engine: Any
@@ -218,6 +225,7 @@ class Job:
     watch: Callable[[Round], None] | None = None
     goes_on: bool = False
     of: Mapping[str, str] | None = None
+    account: Account | None = None
 
 
 def drive_all(jobs: Sequence[Job]) -> list[Finished]:
@@ -419,6 +427,8 @@ class _Drive:
             for run, wanted in waiting.items()
             for part, ask in enumerate(wanted if isinstance(wanted, tuple) else (wanted,))
         }
+        if self.job.account is not None:
+            asks = self.job.account.admit(asks, self.engine.word)
         groups = self._participants(asks)
         knows = {run: self.engine.knows(run) for run in waiting}
         responses = yield [({at: asks[at] for at in slots}, who) for slots, who in groups]

@@ -11,7 +11,9 @@ from coterie.data.remote import RemoteRows
 from coterie.engines.drive import Engine, Finished, Job, Program, Request
 from coterie.engines.in_process import InProcess
 from coterie.engines.secure import SecureWorker
+from coterie.engines.worker import Worker
 from coterie.participation import Clock, Participation
+from coterie.privacy.noise import Noises
 from coterie.protocol import Ask, Replies, Tensors
 from coterie.secure.in_memory import NodesInMemory
 
@@ -57,8 +59,13 @@ class AnyEngine(Engine, Protocol):
         """The same of runs on several sets of rows, in one message."""
 
 
-def engine_for(rows: Ragged, nodes: NodesInMemory | None = None, **options: Any) -> AnyEngine:
-    """Make an engine, and set it up; only a `Session` does. With `nodes`, these add up securely."""
+def engine_for(
+    rows: Ragged, nodes: NodesInMemory | None = None, noises: Noises | None = None, **options: Any
+) -> AnyEngine:
+    """Make an engine, and set it up; only a `Session` does. With `nodes`, these add up securely.
+
+    `noises` is where noise comes from that is added here; nodes elsewhere have their own.
+    """
     made: AnyEngine
     if isinstance(rows, RemoteRows):
         made = rows.federation.engine(rows)
@@ -66,6 +73,8 @@ def engine_for(rows: Ragged, nodes: NodesInMemory | None = None, **options: Any)
             rows_engine: Any = made
             rows_engine.add_securely(nodes.cost)
     else:
-        made = InProcess(rows, worker=None if nodes is None else SecureWorker(rows, nodes=nodes))
+        worker = Worker(rows) if nodes is None else SecureWorker(rows, nodes=nodes)
+        worker.noises = noises or worker.noises
+        made = InProcess(rows, worker=worker)
     made.set_up(**options)
     return made

@@ -134,6 +134,11 @@ class InProcess:
         """[M] of the clients."""
         return self.worker.rows.names
 
+    @property
+    def word(self) -> bytes:
+        """What tells the rows from others, where noise may repeat."""
+        return self.worker.word if self.worker.noises.repeats else b""
+
     def dispatch(self, groups: Sequence[Group]) -> list[Response]:
         """Let those answer who are in time."""
         return [self._answered(asks, who) for asks, who in groups]

@@ -141,6 +141,8 @@ class SecureWorker(Worker):
         before = {run: dict(own) for run, own in self.private.items()}
         parts, up, like = {}, 0, dict[str, Tensor]()
         own = self._by_node(ids)
+        if any(ask.noise is not None for ask in told.values()):
+            self.noise_share = 1.0 / self.nodes.threshold(tuple(own))
         for name, some in own.items():
             mine = {at: part_of_clients(ask, torch.searchsorted(ids, some)) for at, ask in asks.items()}
             found = shaped(self, mine, super().answer(mine, some, bounds), some)

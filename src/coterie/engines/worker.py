@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker holds some clients' rows and private state, answers for all of them at once, and folds what it can."""
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from coterie.engines.screening import (
     was_sent_finite,
 )
 from coterie.errors import RunError
+from coterie.privacy.bounds import bounded, noised
+from coterie.privacy.noise import Noises
 from coterie.protocol import Ask, Block, ByCluster, Individual, RowProduct, Tensors, run_of
 from coterie.threads import for_work
 
@@ -90,6 +94,8 @@ class Worker:
         self.block_bytes = block_bytes
         self.private: dict[int, Tensors] = {}  # run -> name -> [M, ...]
         self.least_clients = 1  # behind a sum of some of the clients, such as those of a cluster
+        self.noises = Noises()  # where noise comes from that answers ask for
+        self.noise_share = 1.0  # of its variance that this worker adds
         self._cuts: list[_Cut] = []
         self._diverged: set[int] = set()  # slots where most clients' numbers were not finite the last time
         self._own: set[tuple[int, str]] = set()  # private state that this answer has copied: the former can be restored
@@ -147,6 +153,7 @@ class Worker:
         """
         for ask in asks.values():
             self.rows.admit(ask.step)
+        asks = {at: ask if ask.noise is None else replace(ask, limits={}) for at, ask in asks.items()}
         self._own = set()
         known, counted = bounds or {}, self.least_clients > 1
         groups = [
@@ -164,7 +171,25 @@ class Worker:
                             self._answer_block(group, block, place)
         for group in groups:
             group.refuse_fewer(self.least_clients)
-        return {at: answer for group in groups for at, answer in group.answers().items()}
+        answers = {at: answer for group in groups for at, answer in group.answers().items()}
+        return {at: self._hidden(asks[at], answer) for at, answer in answers.items()}
+
+    def _hidden(self, ask: Ask, answer: Answer) -> Answer:
+        """Add the noise that the ask wants."""
+        if ask.noise is None or not answer.parts:
+            return answer
+        about = self.word + answer.ids.numpy().tobytes() if self.noises.repeats else b""
+        return replace(answer, parts=noised(ask, answer.parts, self.noises, self.noise_share, about))
+
+    @cached_property
+    def word(self) -> bytes:
+        """What tells these rows from others."""
+        found = hashlib.sha256()
+        for block in self.rows.blocks():
+            for value in (block.keys, block.n, block.x, block.y):
+                if value is not None:
+                    found.update(value.contiguous().numpy().tobytes())
+        return found.digest()
 
     @property
     def _small(self) -> bool:
@@ -272,6 +297,8 @@ class _Lockstep:
 
     def take(self, block: Block, reply: dict[str, Any]) -> None:
         """Fold a block's replies, of all runs at once, into what came before; who is left out differs between runs."""
+        if self.ask.noise is not None:
+            reply = bounded(self.ask, reply)
         seen = look(self.ask, [one or Bounds() for one in self.bounds], self._strictly, reply, block)
         self._wild += seen.wild
         for s, c, why in seen.why:
@@ -414,6 +441,8 @@ def _alike(asks: Mapping[int, Ask]) -> list[list[int]]:
 def same_form(a: Ask, b: Ask) -> bool:
     """Whether asks differ in the values of their tensors only."""
     if a.step is not b.step or dict(a.fold) != dict(b.fold) or _looks(a) != _looks(b) or a.epsilon != b.epsilon:
+        return False
+    if a.noise != b.noise:
         return False
     return all(
         _same_values(dict(left), dict(right))

@@ -24,7 +24,7 @@ from coterie.option_fields import abouts, options_in, parameters
 from coterie.outcome_names import OutcomeName
 from coterie.registry import METHODS
 
-__all__ = ["ESTIMATORS", "Estimator", "OfOutcomes", "estimator", "estimator_of", "options_of"]
+__all__ = ["ESTIMATORS", "Budgeted", "Estimator", "OfOutcomes", "estimator", "estimator_of", "options_of"]
 
 _Class = TypeVar("_Class", bound="Estimator")
 
@@ -136,6 +136,16 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
 
 @parameters
+class Budgeted:
+    """Of estimators that can be differentially private for clients."""
+
+    epsilon: Annotated[
+        float | None, "privacy budget of every client (differential privacy, with `delta`); without, no noise is added"
+    ] = None
+    delta: Annotated[float | None, "of the privacy budget; by default 1e-5, or a tenth of one over the clients"] = None
+
+
+@parameters
 class OfOutcomes:
     """Of estimators whose target may be something else than a number or one of several classes."""
 
@@ -151,6 +161,7 @@ def options_of(made: Estimator) -> FitOptions:
         "method": made.method, "seed": made.random_state, "baselines": made.baselines,
         "secure": made.secure,
         "data": {"standardise": made.standardise, "outcome": getattr(made, "outcome", None)},
+        "privacy": {"epsilon": made.epsilon, "delta": made.delta} if isinstance(made, Budgeted) else {},
     }  # fmt: skip
     for name, option in options_in(type(made)).items():
         value = getattr(made, name)
@@ -169,6 +180,7 @@ def estimator_of(chosen: FitOptions, model: Any = None) -> Estimator:
     given = {name: getattr(getattr(chosen, option.group), option.name) for name, option in options_in(kind).items()}
     given |= {"random_state": chosen.seed, "baselines": chosen.baselines, "standardise": chosen.data.standardise}
     given |= {"secure": chosen.secure}
+    given |= {"epsilon": chosen.privacy.epsilon, "delta": chosen.privacy.delta} if issubclass(kind, Budgeted) else {}
     given |= {"outcome": chosen.data.outcome} if "outcome" in kind._get_param_names() else {}
     given |= {"model": model} if "model" in kind._get_param_names() else {}
     return kind(**{name: value for name, value in given.items() if value is not None})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
-from coterie.estimators.base import OfOutcomes, estimator
+from coterie.estimators.base import Budgeted, OfOutcomes, estimator
 from coterie.estimators.rows import labelled
 from coterie.estimators.supervised import Supervised
 from coterie.evaluate import Measured, Placed
@@ -75,7 +75,7 @@ class Federated(Supervised):
 
 
 @estimator
-class FedAvg(Federated, OfOutcomes, FedAvgOptions):
+class FedAvg(Federated, Budgeted, OfOutcomes, FedAvgOptions):
     """One model for all clients; with `proximal` > 0 this is FedProx.
 
     Attributes
@@ -91,7 +91,7 @@ class FedAvg(Federated, OfOutcomes, FedAvgOptions):
 
 
 @estimator
-class IFCA(Federated, OfOutcomes, IFCAOptions):
+class IFCA(Federated, Budgeted, OfOutcomes, IFCAOptions):
     """Find groups of clients, and train a model for each (Ghosh et al., 2020).
 
     Attributes

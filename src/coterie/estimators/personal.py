@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from coterie.data.ragged import Ragged
 from coterie.errors import DataError, RunError
-from coterie.estimators.base import OfOutcomes, estimator
+from coterie.estimators.base import Budgeted, OfOutcomes, estimator
 from coterie.estimators.rows import labelled
 from coterie.estimators.supervised import Supervised
 from coterie.evaluate import Measured
@@ -134,7 +134,7 @@ class Trained(Personalised, Stages, Rounds):
 
 
 @estimator
-class FedRep(Trained, FedRepOptions):
+class FedRep(Trained, Budgeted, FedRepOptions):
     """A shared representation, and a personal head for each client (Collins et al., 2021; SRPFL with `stragglers`).
 
     The head is the last layer, or `layers`.
@@ -161,7 +161,7 @@ class FedRep(Trained, FedRepOptions):
 
 
 @estimator
-class LGFedAvg(Trained, SplitOptions):
+class LGFedAvg(Trained, Budgeted, SplitOptions):
     """A personal representation for each client, and shared layers on top of it (Liang et al., 2020).
 
     The representation is all layers but the last two, or `layers`.
@@ -180,7 +180,7 @@ class LGFedAvg(Trained, SplitOptions):
 
 
 @estimator
-class FedPer(Trained, SplitOptions):
+class FedPer(Trained, Budgeted, SplitOptions):
     """A shared body and a personal head for each client, trained together (Arivazhagan et al., 2019).
 
     The head is the last layer, or `layers`.
@@ -214,7 +214,7 @@ class MAML(Trained, MAMLOptions):
 
 
 @estimator
-class Ditto(Trained, DittoOptions):
+class Ditto(Trained, Budgeted, DittoOptions):
     """A personal model for every client, pulled to a common one that is trained by FedAvg (Li et al., 2021).
 
     Attributes
@@ -229,7 +229,7 @@ class Ditto(Trained, DittoOptions):
 
 
 @estimator
-class Local(Personalised, OfOutcomes, LocalOptions):
+class Local(Personalised, Budgeted, OfOutcomes, LocalOptions):
     """A linear model for every client alone, by ridge regression.
 
     Attributes
@@ -242,7 +242,7 @@ class Local(Personalised, OfOutcomes, LocalOptions):
 
 
 @estimator
-class RandomEffects(Personalised, OfOutcomes, ShrunkOptions):
+class RandomEffects(Personalised, Budgeted, OfOutcomes, ShrunkOptions):
     """Random effects: a linear model for every client, shrunk towards a common one.
 
     Attributes

@@ -99,7 +99,7 @@ class ClusterModels:
         """Where clients belong, unless they keep it to themselves."""
         if self.placed is None:
             raise RunError(
-                "with secure sums, clients keep their clusters to themselves",
+                "with secure sums or a privacy budget, clients keep their clusters to themselves",
                 "place clients by their own rows: coterie assign, or the estimator's assign",
             )
         return self.placed
@@ -232,8 +232,8 @@ def _read_counted(document: Mapping[str, Any], n_clusters: int) -> Counted:
 
 
 def _read_clients(path: Path, n_clusters: int, document: Mapping[str, Any]) -> tuple[np.ndarray, Placed | None]:
-    secure = bool(document.get("config", {}).get("secure", False))
-    if secure:
+    config = document.get("config", {})
+    if config.get("secure", False) or (config.get("privacy") or {}).get("epsilon") is not None:
         return _read_names(path), None
     columns = ("client", "label", "margin", "margin_error", "rows_train")
     table = checked_table(path)

@@ -29,7 +29,7 @@ from coterie.models import Dense, Model
 from coterie.models.outcomes import OUTCOMES
 from coterie.protocol import Algorithm, Lockstep, Replies, Stack
 
-__all__ = ["check_clusters", "train_clusters"]
+__all__ = ["check_clusters", "clusters_title", "ifca_program", "train_clusters"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def train_clusters(session: Session, clients: Clients, given: Given) -> Fitted:
     options, made = session.options, prepare(session, clients, given.module)
     train = {"ifca": _train_ifca, "moment-descent": _train_moment_descent, "fedavg": _train_fedavg}[options.method]
     done = train(session, made, given.start)
-    name = (options.method, _title(options, len(done.theta)))
+    name = (options.method, clusters_title(options, len(done.theta)))
     entry = _entry(session, made, done.theta)
     outcome, scores, per_client, _ = measure_beside(
         session, made, entry, name, done.beside, unknown=lambda _: done.theta
@@ -100,8 +100,8 @@ def _train_ifca(session: Session, made: Prepared, start: Tensor | None) -> _Trai
     rounds: list[Round] = []
     winner = None
     if c.n_init > 1:
-        begin, winner, rounds = best_start(session, made, lambda seed: _ifca(session, made, begin, seed))
-    program = _ifca(session, made, begin, session.options.seed)
+        begin, winner, rounds = best_start(session, made, lambda seed: ifca_program(session, made, begin, seed))
+    program = ifca_program(session, made, begin, session.options.seed)
     done, beside = run_beside(session, made, program, ifca.State, session.options.training.rounds)
     last = 0 if winner is None else c.n_init  # the starts' rounds are kept, the final fit comes after them
     return _Trained(done.states[0].theta, rounds + [replace(r, run=last) for r in done.rounds], beside, winner)
@@ -119,10 +119,12 @@ def _train_outcome(session: Session, made: Prepared, model: Dense) -> _Trained:
     return _Trained(done.states[0].theta, done.rounds, beside)
 
 
-def _ifca(session: Session, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
+def ifca_program(session: Session, made: Prepared, begin: Start, seed: int) -> partial[Algorithm]:
+    """IFCA with the options of the fit."""
     t, c, k = session.options.training, session.options.clusters, session.options.n_clusters
     assert k is not None
-    patience = 0 if session.options.secure else c.patience  # a cluster is reseeded from a client's own model
+    quiet = session.options.secure or session.account is not None
+    patience = 0 if quiet else c.patience  # a cluster is reseeded from a client's own model
     return partial(
         ifca.ifca, model=made.model, n_clusters=k, rounds=t.rounds, step_size=made.step_size,
         seed=seed, averaging=c.averaging, training=made.training, decay=t.decay, weighting=t.weighting or "clients",
@@ -242,7 +244,8 @@ def _check_moments(clients: Clients, options: FitOptions, model: Model, start: T
         raise DataError("no client has two training rows, and anchors need two", "use --method ifca, or more rows")
 
 
-def _title(options: FitOptions, k: int) -> str:
+def clusters_title(options: FitOptions, k: int) -> str:
+    """What a method is called in a score."""
     if options.method == "ifca":
         return f"IFCA, {_clusters(k)}"
     if options.method == "moment-descent":

@@ -15,6 +15,8 @@ from coterie.methods.families import family_of
 from coterie.methods.from_sums import check_sums
 from coterie.methods.outcomes import check_outcome
 from coterie.methods.predictions import check_predictions
+from coterie.methods.private.check import check_private
+from coterie.methods.private.run import shares, train_private, with_account
 from coterie.methods.secure import check_secure
 from coterie.methods.session import Session, Watch
 from coterie.models import Model
@@ -67,14 +69,21 @@ def check(clients: Clients, options: FitOptions, given: Given = Given()) -> None
     check_outcome(clients, options, given)
     check_sums(clients, options, given)
     check_predictions(clients, options)
-    check_secure(clients, options)
+    if options.privacy.epsilon is None:
+        check_secure(clients, options)
+    check_private(clients, options)
     family_of(options.method).check(clients, options, given)
+    if options.privacy.epsilon is not None:
+        shares(clients, options, given)
 
 
 def train(clients: Clients, session: Session, given: Given = Given()) -> Fitted:  # noqa: B008  (frozen)
     """Fit what the session's options say, which were checked."""
     began = time.perf_counter()
-    fitted = family_of(session.options.method).train(session, clients, given)
+    if session.options.privacy.epsilon is not None:
+        fitted = train_private(session := with_account(session, clients), clients, given)
+    else:
+        fitted = family_of(session.options.method).train(session, clients, given)
     warnings = [*fitted.warnings, *session.remarks()]
     if session.options.secure:
         fitted = replace(fitted, extra={**fitted.extra, "secure": session.secured()})

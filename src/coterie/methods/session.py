@@ -35,6 +35,8 @@ from coterie.local.monomials import MOST, n_monomials
 from coterie.models import Dense, Loss, Model, Network
 from coterie.models.outcomes import OUTCOMES, outcome_of
 from coterie.participation import Clock, Everyone, Participation, Sampled
+from coterie.privacy.account import Account
+from coterie.privacy.noise import Noises
 from coterie.protocol import Ask, Replies, Tensors
 from coterie.secure.in_memory import NodesInMemory
 
@@ -141,6 +143,10 @@ class Session:
         Whose checkpoints these are: the run, and its data. They say so, and those of others are refused.
     nodes : NodesInMemory
         Who adds up securely, where the options say so and clients are here.
+    account : Account or None
+        Of differential privacy: with it, nothing is asked that is not paid for.
+    secret : bytes or None
+        What noise and lots follow from, beside what is asked; without, noise is drawn anew for every answer.
     """
 
     options: FitOptions = field(default_factory=default_options)
@@ -151,6 +157,8 @@ class Session:
     left_out: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     of: Mapping[str, str] = field(default_factory=dict)
     nodes: NodesInMemory = field(default_factory=NodesInMemory, repr=False, compare=False)
+    account: Account | None = None
+    secret: bytes | None = field(default=None, repr=False)
     _engines: dict[tuple[int, bool], AnyEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
     _running: list[tuple[int, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -187,7 +195,7 @@ class Session:
         )
         checkpoint = self._checkpoint(phase.name)
         of = {**self.of, "phase": str(phase.name)} if self.of else None
-        return Job(engine, phase.programs, checkpoint, self.every, phase.state, told, phase.goes_on, of)
+        return Job(engine, phase.programs, checkpoint, self.every, phase.state, told, phase.goes_on, of, self.account)
 
     def _note(self, rows: Ragged, left_out: Mapping[int, str]) -> None:
         self.left_out.update({str(rows.names[one]): why for one, why in left_out.items()})
@@ -208,7 +216,7 @@ class Session:
         """
         key = (id(rows), asks)  # an engine keeps its rows, so that no others have their number
         how = {"nodes": self.nodes} if self.options.secure else {}
-        engine = self._engines.pop(key, None) or engine_for(rows, **how)
+        engine = self._engines.pop(key, None) or engine_for(rows, noises=Noises(self.secret), **how)
         self._engines[key] = engine
         idle = [known for known in self._engines if known not in self._running]
         for known in idle[: max(0, len(idle) - _READY)]:
@@ -235,7 +243,8 @@ class Session:
             engine.forget()
             if part.private is not None:
                 engine.private = part.private
-            requests.append(Request(engine, part.asks, part.after))
+            asks = part.asks if self.account is None else self.account.admit(part.asks, engine.word)
+            requests.append(Request(engine, asks, part.after))
         found = requests[0].engine.exchange(requests)
         for part, replies in zip(parts, found, strict=True):
             for reply in replies.values():
@@ -243,11 +252,18 @@ class Session:
         (traffic or self.traffic).count(reply for replies in found for reply in replies.values())
         return [Answered(replies, request.engine.private) for replies, request in zip(found, requests, strict=True)]
 
+    def _check_revealed(self) -> None:
+        if self.account is not None:
+            raise RunError(
+                "what clients keep would be told, and the run has a privacy budget", "leave privacy.epsilon out"
+            )
+
     def revealed(self, wanted: Sequence[tuple[Ragged, Sequence[int]]], names: Collection[str]) -> list[list[Tensors]]:
         """These fields of what runs on some rows have left with clients, where a method says that they may be known.
 
         It is one message, for several sets of rows.
         """
+        self._check_revealed()
         engines = [(self.engine(rows), runs) for rows, runs in wanted]
         self.traffic.messages += 1
         return engines[0][0].revealed_all(engines, names)

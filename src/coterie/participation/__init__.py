@@ -12,7 +12,7 @@ from coterie.participation.clocks import (
     WallClock,
 )
 from coterie.participation.participants import Participants, Participation, select_participants
-from coterie.participation.policies import Deadline, Everyone, FastestFirst, FirstReplies, Sampled, Then
+from coterie.participation.policies import Deadline, Everyone, FastestFirst, FirstReplies, Lots, Sampled, Then
 
 __all__ = [
     "Clock",
@@ -23,6 +23,7 @@ __all__ = [
     "FastestFirst",
     "FirstReplies",
     "LogNormal",
+    "Lots",
     "Participants",
     "Participation",
     "Sampled",

@@ -5,7 +5,7 @@ Every policy goes with every algorithm. Who is fast is for the clock to say; wit
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from coterie import keys
 from coterie.errors import ConfigError
 from coterie.participation.participants import Participants, Participation, fastest
 
-__all__ = ["Deadline", "Everyone", "FastestFirst", "FirstReplies", "Sampled", "Then"]
+__all__ = ["Deadline", "Everyone", "FastestFirst", "FirstReplies", "Lots", "Sampled", "Then"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,30 @@ class Sampled:
         size = self.number if self.share is None else max(1, round(self.share * len(clients)))
         u = keys.uniform(keys.key(seed, round_, "participation", clients), 1)[:, 0]
         asked = u.argsort(stable=True)[:size].sort().values
+        return Participants(asked, asked)
+
+
+@dataclass(frozen=True)
+class Lots:
+    """Each client takes part with the same probability, whoever else does, by lots that follow from no seed.
+
+    Parameters
+    ----------
+    share : float
+        The probability.
+    secret : str
+        What lots are drawn from: see `coterie.keys.new_secret`. Who does not have it cannot tell who takes part.
+    """
+
+    share: float
+    secret: str = field(repr=False)
+
+    def choose(
+        self, round_: int, clients: Tensor, seed: int, times: Tensor | None = None, enough: int | None = None
+    ) -> Participants:
+        """Ask those whose lot is below the share."""
+        lots = keys.hidden_uniform(self.secret, "participation", round_, lots=clients, n=1)[:, 0]
+        asked = (lots < self.share).nonzero()[:, 0]
         return Participants(asked, asked)
 
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from coterie.files import replace_file
 from coterie.registry import METHODS
-from coterie.report import predictions, sections, summary
+from coterie.report import predictions, privacy, sections, summary
 from coterie.report.frame import style
 from coterie.report.run_folder import Run, read_run
 from coterie.report.section import Section, rendered
@@ -71,6 +71,7 @@ def _sections(run: Run) -> list[Callable[[Run], Section | None]]:
         predictions.intervals,
         *map(_named, _names(run)),
         sections.clients,
+        privacy.privacy,
         sections.traffic,
         sections.events,
         sections.use,

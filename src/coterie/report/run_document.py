@@ -303,6 +303,25 @@ class Secured(Said):
     dropped: dict[Name, Count]
 
 
+class Question(Said):
+    """What a kind of question cost."""
+
+    purpose: Name
+    times: Count
+    multiplier: float
+    sampling: float
+    alone: float
+
+
+class Privacy(Said):
+    """The account of a privacy budget."""
+
+    epsilon: float
+    delta: float
+    spent: float
+    questions: Annotated[list[Question], FirstFault(), Field(max_length=MOST_PARTS)]
+
+
 class Results(Said):
     """What a run found."""
 
@@ -323,6 +342,7 @@ class Results(Said):
     bytes_up: Count | None = None
     bytes_down: Count | None = None
     secure: Secured | None = None
+    privacy: Privacy | None = None
     n_components: Parts | None = None
     components_choice: Choice | None = None
     c_lambda: float | Literal["common"] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.config import FitOptions, check_options
 from coterie.data.clients import Clients
-from coterie.errors import CoterieError, RunError
+from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.methods.session import Watch
 from coterie.report.comparison import read_comparison
 from coterie.runs.comparison import about, keeping_answers, write_comparison
@@ -36,6 +36,11 @@ def settled_run(
     `begun` is told that there is a run folder.
     """
     check_options(chosen)
+    if chosen.privacy.epsilon is not None:
+        raise ConfigError(
+            "method auto compares structures first, and a privacy budget is for one or the other",
+            "call coterie compare --epsilon, and fit what it finds with --method and a budget of its own",
+        )
     with holding(folder):
         if _is_settled(folder, chosen):
             return read_options(folder)

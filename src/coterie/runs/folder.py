@@ -32,6 +32,7 @@ from coterie.methods.mixture.stored import StoredMixtures, read_choice
 from coterie.methods.personal.model import Personal
 from coterie.methods.run_tables import events, hide_undefined, hide_untested
 from coterie.models import Model
+from coterie.privacy.account import forget_secret
 from coterie.registry import METHODS
 from coterie.report.run_document import FinishedDocument
 from coterie.report.run_folder import read_document
@@ -115,7 +116,11 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
     found = {
         "methods": [asdict(score) for score in fitted.scores],
         **fitted.models.results(fitted),
-        **{name: fitted.extra[name] for name in ("probabilities", "coverage", "secure") if name in fitted.extra},
+        **{
+            name: fitted.extra[name]
+            for name in ("probabilities", "coverage", "secure", "privacy")
+            if name in fitted.extra
+        },
         "warnings": fitted.warnings,
         "events": events(fitted.rounds),
         **({} if fitted.traffic is None else vars(fitted.traffic)),
@@ -123,6 +128,7 @@ def finish_run(folder: Path, fitted: Fitted, results: Mapping[str, Any] | None =
     document = _read_json(folder) | {"status": "finished", "seconds": fitted.seconds}
     document |= {"data": _data(fitted), "results": {**found, **(results or {})}, "files": _digests(folder)}
     _write_json(folder, document)
+    forget_secret(folder)
     tidy(folder)
 
 

@@ -169,7 +169,7 @@ def _said(info: Mapping[str, Any]) -> str:
         return f"moment descent: {len(moved)} anchors, moved by {moved[len(moved) // 2]:.3g}"
     if "running" in info:
         return ", ".join(info["running"])
-    said = f"loss {info['loss']:.4g}" if "loss" in info else ""
+    said = f"loss {info['loss']:.4g}" if info.get("loss") is not None else ""
     if "sizes" in info:
         said += f"  sizes {' '.join(map(str, info['sizes']))}"
     return said

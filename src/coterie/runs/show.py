@@ -11,6 +11,7 @@ from coterie.data.check import Findings
 from coterie.engines.drive import Traffic
 from coterie.methods.base import Fitted, Score
 from coterie.report.numbers import decimals_for, human_bytes
+from coterie.report.privacy import said as spent
 from coterie.report.words import NATS, SETTING
 from coterie.runs.screen import out
 from coterie.selection.display import setting_cell
@@ -49,6 +50,8 @@ def show(fitted: Fitted, more: Mapping[str, Any]) -> None:
         out.print(said)
     if fitted.traffic is not None:
         out.print(_sent(fitted.traffic))
+    if "privacy" in fitted.extra:
+        out.print(spent(fitted.extra["privacy"]))
     if "adjusted_rand" in more:
         out.print(f"adjusted Rand index against the true groups: {more['adjusted_rand']:.3f}")
 

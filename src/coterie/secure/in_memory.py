@@ -61,6 +61,10 @@ class NodesInMemory:
         finally:
             self.cost.seconds += time.perf_counter() - begin
 
+    def threshold(self, names: tuple[str, ...]) -> int:
+        """How many of some nodes are in their next sum at least: it is with as many that keys are exchanged."""
+        return self._group(names).epoch.threshold
+
     def _total(self, question: bytes, parts: Mapping[str, Arrays]) -> tuple[dict[str, NDArray[Any]], list[str]]:
         cost, group = self.cost, self._group(tuple(parts))
         epoch, number, layout = group.epoch, group.epoch.begin(), Layout(())

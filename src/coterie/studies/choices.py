@@ -3,7 +3,7 @@
 
 __all__ = [
     "BAD_CLIENTS", "CASES", "CONTAMINATIONS", "DATASETS", "FACTORS", "IMAGE_METHODS", "LINEAR_METHODS", "MIXED_METHODS",
-    "MIXED_PAPER", "MIXTURE_METHODS", "REAL_DATA", "SPEEDS", "VARIABLE", "VARIANTS",
+    "MIXED_PAPER", "MIXTURE_METHODS", "PRIVATE_METHODS", "REAL_DATA", "SPEEDS", "VARIABLE", "VARIANTS",
 ]  # fmt: skip
 
 VARIABLE = "COTERIE_CHECKPOINT"  # of the environment: a folder for checkpoints
@@ -40,4 +40,5 @@ REAL_DATA = (
     "school", "bdf", "radon", "computer survey", "heart", "eICU", "landmine", "vowel", "pen digits", "sleepstudy",
     "Oxford boys", "Beijing air",
 )  # fmt: skip
+PRIVATE_METHODS = ("fedavg", "ifca")  # that are audited
 BAD_CLIENTS = ("fedavg", "ifca", "fedrep", "lg-fedavg", "moment-descent", "shrunk", "compare")

@@ -28,7 +28,7 @@ from coterie.engines.flower.messages import PROTOCOL, Answers, Batch, Hello, Int
 from coterie.engines.flower.policy import charge, check_asks, check_method, check_rows
 from coterie.engines.flower.policy_file import Policy, SecureSums
 from coterie.engines.flower.question_log import Entry, write
-from coterie.engines.flower.secure_node import check_keys, exchanged, masked, question_of
+from coterie.engines.flower.secure_node import check_keys, exchanged, masked, question_of, threshold_of
 from coterie.engines.flower.state import Private, PrivateFiles, run_word, same
 from coterie.engines.flower.wire import fingerprint, from_records, to_records
 from coterie.engines.secure import arrays_of, shaped
@@ -295,13 +295,14 @@ def _reply(asked: Batch, holding: NodeData) -> Reply:
     _refuse(asked, holding)
     for question in asked.questions:
         _files(holding, question.run).tidy(question.state)
+    share = 1.0 if secure is None else 1.0 / threshold_of(secure, *_keys(holding, secure.run))
     answers, left = list[Answers](), list[Private]()
     for question in asked.questions:
         files = _files(holding, question.run)
         private, lost = files.load(question.state)
         if question.after is not None:
             private = _beside(private, left[question.after])
-        answer, kept, adds = _answer(question, holding, private, secure=secure is not None)
+        answer, kept, adds = _answer(question, holding, private, secure=secure is not None, share=share)
         arrays |= {f"{len(answers)}:{name}": value for name, value in adds.items()}
         if answer.kept:
             files.keep(question.state, kept)
@@ -355,12 +356,15 @@ def _files(holding: NodeData, run: str) -> PrivateFiles:
 
 
 def _answer(
-    asked: Question, holding: NodeData, private: Private, *, secure: bool = False
+    asked: Question, holding: NodeData, private: Private, *, secure: bool = False, share: float = 1.0
 ) -> tuple[Answers, Private, dict[str, Any]]:
-    """Answer a question.  -> the answer, what clients keep, and, for a secure sum, what this node adds to it"""
+    """Answer a question.  -> the answer, what clients keep, and, for a secure sum, what this node adds to it
+
+    `share` is how much of the variance of noise this node adds, where there is noise.
+    """
     worker = _worker(asked, holding)
     check_room(asked, worker.rows.n_clients)
-    worker.least_clients = holding.policy.sums.clients
+    worker.least_clients, worker.noise_share = holding.policy.sums.clients, share
     worker.private = {run: {name: value.clone() for name, value in kept.items()} for run, kept in private.items()}
     told = {at: ask for at, ask in asked.asks.items() if ask.fold}
     answers = worker.answer(asked.asks, asked.ids, asked.bounds)

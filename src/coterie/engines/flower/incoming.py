@@ -28,7 +28,8 @@ from coterie.engines.flower.messages import (
 )
 from coterie.errors import RunError
 from coterie.limits import MOST_CLASSES, MOST_FEATURES, MOST_LEVELS, MOST_NAME
-from coterie.protocol import Ask
+from coterie.privacy.bounds import check_noise
+from coterie.protocol import Ask, Noise
 from coterie.secure.fixed_point import MOST_NODES
 from coterie.secure.messages import EPOCH
 
@@ -271,6 +272,19 @@ def _check_ask(ask: object, n_clients: int) -> None:
     cost = ask.epsilon
     fits = cost is None or (isinstance(cost, int | float) and not isinstance(cost, bool) and 0 < cost < math.inf)
     _want(fits, "an ask's epsilon is not a number above 0")
+    if ask.noise is not None:
+        _check_noise(ask)
+
+
+def _check_noise(ask: Ask) -> None:
+    noise = ask.noise
+    fits = isinstance(noise, Noise) and isinstance(noise.purpose, str) and len(noise.purpose) <= MOST_NAME
+    _want(fits, "an ask's noise is none")
+    assert isinstance(noise, Noise)
+    words = all(isinstance(values, Mapping) for values in (noise.bounds, noise.weights))
+    numbers = all(isinstance(n, int | float) for n in (noise.multiplier, noise.sampling))
+    _want(words and numbers, "an ask's noise is none")
+    check_noise(ask)
 
 
 def check_room(asked: Question, n_clients: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from coterie.engines.flower.policy_file import Budget
 from coterie.errors import RunError
 from coterie.files import replace_file
+from coterie.privacy.gaussian import gaussian_epsilon
 
 __all__ = ["FILE", "Asked", "Spent", "read_ledger", "write_ledger"]
 
@@ -38,6 +39,8 @@ class Spent:
         Asks.
     epsilon : float
         Sum of what they cost, whichever clients of the node they were to.
+    loss : float
+        Sum of one over the squared noise multiplier of all answers with noise: what follows from it is in `epsilon`.
     runs : dict
         Run -> what it has asked, as long as the node keeps something of it.
     """
@@ -45,10 +48,16 @@ class Spent:
     questions: int = 0
     epsilon: float = 0.0
     runs: dict[str, Asked] = field(default_factory=dict)
+    loss: float = 0.0
 
-    def after(self, questions: int, epsilon: float, budget: Budget) -> "Spent":
-        """Add to it; what would go beyond the budget is refused."""
-        total = Spent(self.questions + questions, self.epsilon + epsilon, self.runs)
+    def after(self, questions: int, epsilon: float, budget: Budget, loss: float = 0.0) -> "Spent":
+        """Add to it; what would go beyond the budget is refused.
+
+        Answers without noise cost the `epsilon` that they are said to; those with noise cost what the noise says.
+        """
+        together = self.loss + loss
+        epsilon += gaussian_epsilon(together, budget.delta) - gaussian_epsilon(self.loss, budget.delta)
+        total = Spent(self.questions + questions, self.epsilon + epsilon, self.runs, together)
         if budget.questions is not None and total.questions > budget.questions:
             rest = max(0, budget.questions - self.questions)
             raise RunError(
@@ -72,7 +81,10 @@ def read_ledger(folder: Path) -> Spent:
     path = folder / FILE
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        found = Spent(said["questions"], said["epsilon"], {run: Asked(**one) for run, one in said["runs"].items()})
+        runs = {run: Asked(**one) for run, one in said["runs"].items()}
+        found = Spent(said["questions"], said["epsilon"], runs, said.get("loss", 0.0))
+        if not 0 <= found.loss < math.inf:
+            raise ValueError
         if type(found.questions) is not int or found.questions < 0 or not 0 <= found.epsilon < math.inf:
             raise ValueError
         return found

@@ -10,7 +10,7 @@ from coterie.data.remote import AtLeast, Cast, Divided, Folded, Newcomers, Part,
 from coterie.engines.flower.registry import register_step, register_value
 from coterie.engines.private import reveal
 from coterie.engines.screening import Bounds
-from coterie.protocol import Ask, ByCluster, Limit, Lowest, Mean, Stack, Sum, Tensors, WeightedMean
+from coterie.protocol import Ask, ByCluster, Limit, Lowest, Mean, Noise, Stack, Sum, Tensors, WeightedMean
 from coterie.robust_folds import Trimmed, TrimmedByCluster
 
 __all__ = [
@@ -32,8 +32,8 @@ __all__ = [
 ]  # fmt: skip
 
 # 2: one batch for many questions; 3: nodes prove who they are; 4: clients left out; 5: runs wait for approval;
-# 6: secure sums
-PROTOCOL = 6
+# 6: secure sums; 7: noise
+PROTOCOL = 7
 HELLO, ASK = "query.coterie", "train.coterie"  # Flower's message types
 
 
@@ -261,6 +261,7 @@ FROM_NODES = (Introduction, Reply, Answers, Refusal, Sealed, PublicKeys)  # all 
 
 for _kind in (
     Ask,
+    Noise,
     Limit,
     Bounds,
     Trimmed,

@@ -20,7 +20,7 @@ from coterie.engines.flower.ledger import Asked, read_ledger, write_ledger
 from coterie.engines.flower.messages import Question, Secure
 from coterie.engines.flower.node_lock import alone
 from coterie.engines.flower.policy_file import Patterns, Policy, Sums
-from coterie.engines.flower.protections import epsilon_of, has_noise, is_masked
+from coterie.engines.flower.protections import epsilon_of, has_noise, is_masked, loss_of
 from coterie.engines.flower.state import run_word
 from coterie.engines.flower.wire import fingerprint
 from coterie.engines.private import reveal
@@ -179,7 +179,8 @@ def charge(folder: Path, questions: Sequence[Question], policy: Policy) -> None:
     """
     asks = [ask for question in questions for ask in question.asks.values()]
     with owner_only(), alone(folder):
-        spent = read_ledger(folder).after(len(asks), sum(map(epsilon_of, asks)), policy.budget)
+        said = sum(epsilon_of(ask) for ask in asks if not has_noise(ask))
+        spent = read_ledger(folder).after(len(asks), said, policy.budget, sum(map(loss_of, asks)))
         runs = {run: one for run, one in spent.runs.items() if (folder / run).is_dir()}
         for name in {question.run: None for question in questions}:
             own = [question for question in questions if question.run == name]

@@ -68,6 +68,7 @@ class Budget(_Section):
 
     questions: int | None = Field(None, ge=0)
     epsilon: float | None = Field(None, ge=0)
+    delta: float = Field(1e-5, gt=0, lt=1)  # that goes with it
     epsilon_required: bool = False  # whether answers without noise, which have no epsilon, are refused
 
 

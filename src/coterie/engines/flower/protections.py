@@ -4,7 +4,7 @@
 from coterie.engines.flower.messages import Secure
 from coterie.protocol import Ask, Fold
 
-__all__ = ["epsilon_of", "has_noise", "is_masked"]
+__all__ = ["epsilon_of", "has_noise", "is_masked", "loss_of"]
 
 
 def is_masked(how: Fold, secure: Secure | None) -> bool:
@@ -21,10 +21,15 @@ def is_masked(how: Fold, secure: Secure | None) -> bool:
 
 
 def epsilon_of(ask: Ask) -> float:
-    """What the answer costs of the node's budget, as the question says; 0 where it says nothing."""
+    """What the answer costs, as the question says; 0 where it says nothing."""
     return float(ask.epsilon or 0.0)
 
 
+def loss_of(ask: Ask) -> float:
+    """What the answer costs by the noise that this node adds: one over the squared multiplier."""
+    return 0.0 if ask.noise is None else ask.noise.multiplier**-2
+
+
 def has_noise(ask: Ask) -> bool:
-    """Whether the node adds the noise to its answer that the ask's epsilon stands for. No node does, yet."""
-    return False
+    """Whether the node adds noise to its answer, and bounds what each client adds: then it costs what that noise says."""
+    return ask.noise is not None

@@ -70,6 +70,13 @@ def check_keys(asked: Secure, name: str, folder: Path, identity: Identity, polic
     _with_keys(asked, name, folder, identity, policy).check_mask(asked.number)
 
 
+def threshold_of(asked: Secure, name: str, folder: Path, identity: Identity, policy: SecureSums) -> int:
+    """How many nodes are in a sum at least, as this node has agreed: so many share the noise."""
+    node = _with_keys(asked, name, folder, identity, policy)
+    assert node.neighbours is not None
+    return node.neighbours.threshold
+
+
 def _with_keys(asked: Secure, name: str, folder: Path, identity: Identity, policy: SecureSums) -> Node:
     node = _read(folder, name, identity, policy)
     if bytes.fromhex(asked.epoch) != node.epoch or node.neighbours is None:
@@ -83,7 +90,8 @@ def question_of(questions: Sequence[Question]) -> bytes:
         (
             one.part, one.views, one.bounds,
             {
-                at: [ask.step, ask.epsilon, *(dict(part) for part in (ask.shared, ask.fold, ask.fresh, ask.limits))]
+                at: [ask.step, ask.epsilon, ask.noise]
+                + [dict(part) for part in (ask.shared, ask.fold, ask.fresh, ask.limits)]
                 for at, ask in one.asks.items()
             },
         )

@@ -13,7 +13,7 @@ from torch import nn
 
 from coterie.algorithms import averaging, srpfl
 from coterie.algorithms.fedrep import first_model
-from coterie.config import FitOptions, PersonalOptions, first_given
+from coterie.config import FitOptions, PersonalOptions, TrainingOptions, first_given
 from coterie.data.clients import Clients
 from coterie.data.remote import RemoteRows
 from coterie.engines.in_process import Program
@@ -37,7 +37,9 @@ from coterie.participation import (
 from coterie.protocol import Ask
 from coterie.registry import METHODS
 
-__all__ = ["Plan", "algorithm_of", "called", "check_plan", "plan", "prepare_personal"]
+__all__ = [
+    "Plan", "algorithm_of", "called", "check_plan", "passes", "plan", "prepare_personal", "shared_parameters",
+]  # fmt: skip
 
 _BATCH = 10  # rows, as in the paper, when nobody says
 _SMALL_STEP = 0.01  # as in the paper: squared errors of such batches make networks diverge at 0.1 on real data
@@ -108,6 +110,19 @@ def plan(options: FitOptions, made: Prepared, clock: Clock | None) -> Plan:
 def _passes(options: FitOptions, epochs: int) -> Training:
     t = options.training
     return Training(epochs=epochs, batch_size=t.batch_size or _BATCH, momentum=t.momentum, proximal=t.proximal)
+
+
+def passes(options: FitOptions, t: TrainingOptions) -> Training:
+    """Local work of a method, in steps or in passes over small batches."""
+    if METHODS[options.method].family == "personal":
+        return _passes(options, options.personal.body_epochs)
+    return Training(t.local_steps, t.epochs, t.batch_size, t.momentum, t.proximal, t.exact)
+
+
+def shared_parameters(options: FitOptions, model: Model) -> int:
+    """How many parameters all clients share."""
+    layers = _layers(options, model) if METHODS[options.method].family == "personal" else ()
+    return split(model, layers).lengths[0] if layers else model.n_parameters
 
 
 def _layers(options: FitOptions, model: Model) -> tuple[str, ...]:
