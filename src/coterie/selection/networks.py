@@ -118,7 +118,7 @@ class Networks:
         self, name: str, every: Every, what: str, values: Sequence[int], *, free: bool = True
     ) -> tuple[Found, Sequence[Served]]:
         settings: tuple[Setting, ...] = tuple({what: value} for value in values)
-        return Found(name, settings, self._judged(every, name), (), free), every[-1]
+        return Found(name, settings, self._judged(self._values(every), name), (), free), every[-1]
 
     def _clusters(self) -> tuple[Found, Sequence[Served]]:
         """Two groups and more, until more are no better."""
@@ -126,11 +126,14 @@ class Networks:
         for k in range(2, max(2, min(self.max_clusters, self.task.n_clients // 2)) + 1):
             runs = [self.trainer.groups(rows, k) for rows, _ in self.sides]
             tried: tuple[Setting, ...] = tuple({"n_clusters": k, "rounds": n} for n in self.rounds)
-            at = self._best(Found("clusters", tried, self._judged([*runs], f"{k} clusters, all rounds"), ()))
+            values = self._values([*runs])
+            at = self._best(Found("clusters", tried, self._judged(values, f"{k} clusters, all rounds"), ()))
+            values = {name: value if value.shape[2] == 1 else value[..., at : at + 1] for name, value in values.items()}
             fits.append(runs[-1][at])
             label = torch.stack([run[at].placed.label for run in runs], 1)  # [M, F]
-            margin = self._nats(fits[-1].placed.margin, [run[at] for run in runs])
-            every.append(self._judged([[run[at]] for run in runs], f"{k} clusters", label, margin))
+            margin = self._nats(fits[-1].placed.margin, values)
+            beside = {"label": label[..., None], "margin": margin[:, None, None]}
+            every.append(self._judged({**values, **beside}, f"{k} clusters"))
             settings.append(tried[at])
             sizes.append(tuple(torch.bincount(label[:, -1], minlength=k).tolist()))
             if self._best(Found("clusters", tuple(settings), joined(every), ())) < len(every) - 1:
@@ -140,26 +143,26 @@ class Networks:
         found = Found("clusters", tuple(settings), joined(every), (), False, eligible, sizes=tuple(sizes))
         return found, fits
 
-    def _nats(self, margin: Tensor, fits: Sequence[Served]) -> Tensor:
+    def _nats(self, margin: Tensor, values: Tensors) -> Tensor:
         """Differences of squared errors as differences of log-likelihoods."""
         margin = margin.to(torch.float64)
         if not self.task.problem.is_regression:
             return margin
-        found = Found("margin", ({},), self._judged([[fit] for fit in fits], "margin"), ())
-        table = finished(with_noise(self.source, Table.of({"margin": found.judged}, self.task.problem)))
-        noise: Tensor = table.noise[0, -1, 0]
+        one = self._judged(values, "margin")
+        noise: Tensor = finished(with_noise(self.source, Table.of({"margin": one}, self.task.problem))).noise[0, -1, 0]
         return margin / (2 * noise)
 
-    def _judged(self, every: Every, tag: str, label: Tensor | None = None, margin: Tensor | None = None) -> Judged:
-        measured = [
-            [self._measured(fit, held) for fit in fits] for fits, (_, held) in zip(every, self.sides, strict=True)
-        ]
-        problem, values = self.task.problem, _values(measured, self.task.problem.is_regression)
-        if label is not None and margin is not None:
-            values |= {"label": label[..., None], "margin": margin[:, None, None]}
+    def _values(self, every: Every) -> Tensors:
+        """How fits serve clients that they were not trained on.  [M, F, J] each"""
+        sides = zip(every, self.sides, strict=True)
+        measured = [[self._measured(fit, held) for fit in fits] for fits, (_, held) in sides]
+        return _values(measured, self.task.problem.is_regression)
+
+    def _judged(self, values: Tensors, tag: str) -> Judged:
+        """Keep it as clients would."""
+        problem = self.task.problem
         self.kept.update(keep_judged(problem, tag, values))
-        got = Replies({"loss": values["loss"].sum(0), "rows": values["rows"].sum(0)}, torch.arange(1), torch.arange(0))
-        return judged(got, problem, tag, ERRORS if problem.is_regression else PLAIN)
+        return judged(_sums(values), problem, tag, ERRORS if problem.is_regression else PLAIN)
 
     def _measured(self, fit: Served, rows: Ragged | None) -> Measured:
         nothing = torch.zeros(self.task.n_clients, dtype=torch.float64)
@@ -212,6 +215,11 @@ class Networks:
         if name == "clusters":
             return FitAdvice("ifca", said | {"clusters.n_clusters": setting["n_clusters"], "clusters.n_init": 5})
         return FitAdvice("fedavg", said)
+
+
+def _sums(values: Tensors) -> Replies:
+    """What clients would tell of it."""
+    return Replies({name: values[name].sum(0) for name in ("loss", "rows")}, torch.arange(1), torch.arange(0))
 
 
 def _values(measured: list[list[Measured]], regression: bool) -> Tensors:
