@@ -97,7 +97,7 @@ def test_the_same_rows_and_clients_are_held_out_as_here(tmp_path: Path) -> None:
 def test_versions_must_agree(tmp_path: Path) -> None:
     refused(tmp_path, "node 'node-1' has coterie 0.0.1", versions={"coterie": "0.0.1"})
     refused(tmp_path, "node 'node-1' has torch 1.0", versions={"coterie": version("coterie"), "torch": "1.0"})
-    refused(tmp_path, "node 'node-1' speaks protocol 8", protocol=7)
+    refused(tmp_path, "node 'node-1' speaks protocol 8", protocol=8)
 
 
 def test_all_client_functions_must_be_known(tmp_path: Path) -> None:
