@@ -2,6 +2,8 @@
 """What noise costs, beside dp-accounting itself and beside a formula that has nothing to do with it."""
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import dp_accounting
@@ -88,3 +90,8 @@ def test_nodes_find_the_same_in_closed_form(loss: float, delta: float) -> None:
 
 def test_nodes_that_told_nothing_have_spent_nothing() -> None:
     assert gaussian_epsilon(0.0, 1e-5) == 0
+
+
+def test_dp_accounting_is_loaded_where_a_budget_is_given_and_nowhere_else() -> None:
+    code = "import sys, coterie, coterie.cli.commands, coterie.methods.fit; assert 'dp_accounting' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

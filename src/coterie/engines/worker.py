@@ -157,7 +157,12 @@ class Worker:
         self._own = set()
         known, counted = bounds or {}, self.least_clients > 1
         groups = [
-            _Lockstep(slots, [asks[at] for at in slots], [known.get(at) for at in slots], counted=counted)
+            _Lockstep(
+                slots,
+                [asks[at] for at in slots],
+                [known.get(at) for at in slots],
+                counted=counted and asks[slots[0]].noise is None,  # else refusing would tell of clients
+            )
             for slots in _alike(asks)
         ]
         if len(ids):

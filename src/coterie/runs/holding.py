@@ -13,9 +13,9 @@ from coterie.report.run_folder import read_document
 __all__ = ["RUN_NAME", "holding", "remove_own", "remove_run", "tidy"]
 
 RUN_NAME = "flower-run"  # under which nodes of a federation know a run, and who they are; there before the run begins
-_FILES = ("run.json", "rounds.parquet", "clients.parquet", "state.safetensors", "report.html", RUN_NAME)
+_FILES = ("run.json", "rounds.parquet", "clients.parquet", "state.safetensors", "report.html", "account.json", RUN_NAME)
 _COMPARISON = ("compare.json", "clients.parquet", "report.html")  # of --method auto
-_WORDS = ("kernel", "about.json", RUN_NAME)  # what checkpoints/ holds beside checkpoints
+_WORDS = ("kernel", "about.json", "noise.key", RUN_NAME)  # what checkpoints/ holds beside checkpoints
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def test_the_same_rows_and_clients_are_held_out_as_here(tmp_path: Path) -> None:
 def test_versions_must_agree(tmp_path: Path) -> None:
     refused(tmp_path, "node 'node-1' has coterie 0.0.1", versions={"coterie": "0.0.1"})
     refused(tmp_path, "node 'node-1' has torch 1.0", versions={"coterie": version("coterie"), "torch": "1.0"})
-    refused(tmp_path, "node 'node-1' speaks protocol 7", protocol=7)
+    refused(tmp_path, "node 'node-1' speaks protocol 8", protocol=8)
 
 
 def test_all_client_functions_must_be_known(tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ def test_of_two_that_differ_nobody_knows_who_is_right(tmp_path: Path) -> None:
 
 
 def test_half_of_the_nodes_that_were_asked_for_must_be_left(tmp_path: Path) -> None:
-    grid = spoilt(tmp_path, changed(protocol=7), nodes=3)
+    grid = spoilt(tmp_path, changed(protocol=8), nodes=3)
     for address in grid.nodes:
-        grid.spoil[address] = changed(protocol=7)
-    with pytest.raises(RunError, match="0 of 3 nodes can take part: node 'node-0' speaks protocol 7"):
+        grid.spoil[address] = changed(protocol=8)
+    with pytest.raises(RunError, match="0 of 3 nodes can take part: node 'node-0' speaks protocol 8"):
         connect(grid, **HOW)
 
 

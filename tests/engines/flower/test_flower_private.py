@@ -10,7 +10,8 @@ import torch
 
 from coterie.config import options
 from coterie.engines.flower.ledger import read_ledger
-from coterie.engines.flower.policy_file import Budget, Policy
+from coterie.engines.flower.messages import Reply
+from coterie.engines.flower.policy_file import Budget, Policy, Sums
 from coterie.engines.flower.question_log import entries
 from coterie.engines.flower.wire import from_records
 from coterie.errors import CoterieError, RunError
@@ -61,6 +62,23 @@ def test_fits_keep_the_budgets_of_nodes_that_want_noise_in_all_that_leaves(
         assert own.epsilon == pytest.approx(spent, rel=5e-3)  # its own arithmetic, not what the server says
         assert own.epsilon <= 8.0
         assert any(line.epsilon > 0 for line in entries(node.folder)[0])
+
+
+@pytest.mark.parametrize("method", ["ifca", "fedrep", "local"])
+def test_nothing_but_sums_with_noise_depends_on_clients(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compared(*_: Any) -> bool:
+        raise AssertionError("whether clients have kept something else would be told")
+
+    monkeypatch.setattr("coterie.engines.flower.client.same", compared)
+    clients, grid = federation(tmp_path)
+    decided(grid, Policy(sums=Sums(clients=45), budget=Budget(epsilon_required=True)))  # clusters of nodes are smaller
+    fit(clients, chosen(method, secure=False))
+    replies = [from_records(message.content) for message in grid.replied]
+    told = [answer for reply in replies if isinstance(reply, Reply) for answer in reply.answers]
+    assert told
+    assert not any(answer.left_out or answer.lengths for answer in told)
 
 
 def test_a_node_stops_where_its_budget_ends(tmp_path: Path) -> None:

@@ -374,7 +374,10 @@ def _answer(
         silent = Answers(asked.state.number, {run: {} for run in answers}, asked.ids, keeps, False)
         return silent, worker.private, arrays_of(told, answers)
     parts = {run: found.parts for run, found in answers.items()}
-    changed = not same(private, worker.private)
+    if all(not ask.fold or ask.noise is not None for ask in asked.asks.values()):
+        changed = any(ask.fresh for ask in asked.asks.values())  # whether something has changed would tell of clients
+    else:
+        changed = not same(private, worker.private)
     left_out = {run: found.left_out for run, found in answers.items() if found.left_out}
     lengths = {run: found.lengths for run, found in answers.items() if found.lengths}
     return Answers(asked.state.number, parts, asked.ids, changed, False, left_out, lengths), worker.private, {}
