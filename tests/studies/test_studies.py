@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.studies import ifca_rotated, ifca_synthetic, rotated_tasks
 from coterie.studies.common import Outcome
-from coterie.studies.compare_commands import app
 from coterie.studies.data.images import Images
 from coterie.studies.data.synthetic import Planted, mixed_regression
+from coterie.studies.privacy_commands import app
 
 # Easy: a cluster has 300 rows for 20 features, so the oracle's error is about sigma sqrt(20 / 279) = 0.27 sigma.
 EASY = replace(
@@ -293,6 +293,7 @@ def test_without_a_name_the_studies_are_listed():
     names += ["mixed-regression", "mixed-regression-scaling", "mixed-regression-ablation"]
     names += [f"fedgrem-{name}" for name in ("simulation", "pendigits", "mnist", "fashion", "adversarial", "adaptive")]
     names += ["srpfl-linear", "srpfl-speedup", "srpfl-images", "compare-planted", "compare-real", "bad-clients"]
+    names += ["privacy-audit", "privacy-utility"]
     assert [line.split()[0] for line in shown.stdout.splitlines()[1 : len(names) + 1]] == names
     assert list(command()["studies"]) == names
 
