@@ -35,7 +35,7 @@ def test_answer_table_and_paths_go_to_stdout(said: tuple[Said, Path]) -> None:
     assert done.err == ""
     lines = done.out.splitlines()
     assert lines[0] == "Clients fall into 2 groups, with one model per group."
-    assert "│ *clusters" in done.out
+    assert "│*clusters" in done.out
     assert lines[-2].startswith("next: coterie fit ")
     assert lines[-1] == f"report: {folder / 'report.html'}"
     assert sorted(path.name for path in folder.iterdir()) == ["clients.parquet", "compare.json", "report.html"]
