@@ -23,6 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 SEAL = "sha256"  # the field of a document that seals the others
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = re.compile(r"\.(.+)\.(?:[0-9a-f]{16}|[0-9]{1,7})\.tmp")  # earlier versions had the process id there
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
@@ -137,8 +138,12 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(path: Path, document: Mapping[str, Any]) -> None:
-    """Refuse a document that has changed since it was sealed; those of earlier versions are not sealed."""
-    if SEAL in document and document[SEAL] != _digest_of(document):
+    """Refuse a document that has changed since it was sealed; those of earlier versions are not sealed.
+
+    A digest under another name is a seal, too: the change is in its name.
+    """
+    renamed = any(isinstance(value, str) and _DIGEST.fullmatch(value) for key, value in document.items() if key != SEAL)
+    if renamed or (SEAL in document and document[SEAL] != _digest_of(document)):
         raise RunError(
             f"{path} was damaged or changed after it was written",
             f'if you have changed it yourself, remove "{SEAL}" from it; else take it from a copy, or fit again',

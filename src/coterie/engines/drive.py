@@ -446,7 +446,7 @@ class _Drive:
 
     def _values(self, at: int, ask: Ask, answer: Answer) -> dict[str, Any]:
         """Finish the folds that depend on earlier rounds too."""
-        out = {}
+        out: dict[str, Any] = {}
         for name, part in answer.parts.items():
             how = ask.fold[name]
             if isinstance(how, Trimmed | TrimmedByCluster) and how.near:

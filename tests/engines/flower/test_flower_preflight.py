@@ -219,6 +219,7 @@ def columns(*said: dict[str, Any], **more: Any) -> str:
         ({"names": None}, "it has no clients, or more than 100,000"),
         ({"names": ()}, "it has no clients, or more than 100,000"),
         ({"names": (1, 2, 3)}, "the name of a client is 1, and not a word"),
+        ({"names": ("a", None, "c")}, "the name of a client is None, and not a word"),
         ({"names": ("a", "b" * 100_000, "c")}, "the name of a client is 'bbb"),
         ({"names": ("a", "a\0", "b")}, "the name of a client is 'a.x00'"),
         ({"names": ("n" * 1000, *map(str, range(20_000)))}, "clients take 20,001,000 characters; at most 20,000,000"),

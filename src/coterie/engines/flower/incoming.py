@@ -75,8 +75,8 @@ def check_introduction(said: Introduction) -> Schema:
         isinstance(said.names, tuple) and 0 < len(said.names) <= MOST_CLIENTS,
         f"it has no clients, or more than {MOST_CLIENTS:,}",
     )
-    wrong = next((name for name in said.names if not _is_name(name)), None)
-    _want(wrong is None, f"the name of a client is {wrong!r:.40}, and not a word of at most {MOST_NAME} characters")
+    for wrong in (name for name in said.names if not _is_name(name)):
+        _want(False, f"the name of a client is {wrong!r:.40}, and not a word of at most {MOST_NAME} characters")
     room = len(said.names) * max(map(len, said.names))
     _want(room <= MOST_NAMES, f"names of its clients take {room:,} characters; at most {MOST_NAMES:,}")
     _want(len(set(said.names)) == len(said.names), "two of its clients have one name")

@@ -20,13 +20,14 @@ from coterie.methods.linear.sources import Source
 from coterie.methods.linear.structures import ORDER, Found
 from coterie.methods.linear.task import Task
 from coterie.protocol import Algorithm
-from coterie.select import Paired, as_good, difference, simplest
+from coterie.select import Difference, Paired, as_good, difference, simplest
 
 __all__ = ["ALIKE", "REPETITIONS", "RIVAL", "Evidence", "chosen", "means"]
 
 REPETITIONS = 200  # of the choice
 RIVAL = 0.2  # share of the repetitions from which a structure would do as well as the one that is chosen most often
 _SHARE = 0.03  # of what the best brings over one model for all: who loses no more is as good
+_CLEAR = 3.0  # standard errors, of the variance of intercepts
 _WORSE = 0.05  # in squared errors: more than that is seen, whatever chance may be
 ALIKE = 1.25  # effective parameters, times the fewest, that are about as many: they are not known better than that
 _SHARED = ("global", "clusters", "representation", "mixture")  # structures in which clients have models in common
@@ -135,7 +136,8 @@ def _repeated(scores: "_Scores", again: "Sequence[_Scores]", tolerance: float) -
     winner = max(free, key=lambda name: (won[name], name == choice.winner))
     often = Counter(one.settings[winner] for one in votes if one.winner == winner)
     at = max(often, key=lambda j: (often[j], j == choice.settings[winner])) if often else choice.settings[winner]
-    for name, j in (("global", choice.settings["global"]), ("shrunk", scores.own_intercepts)):
+    simpler = (("global", choice.settings["global"]), ("shrunk", scores.own_intercepts))
+    for name, j in simpler if scores.one_will_do(choice) else simpler[1:]:
         if winner == name == "global" or j is None or (name, j) == (winner, at):
             break  # nothing is simpler
         rival = sum(one.winner == name and (name == "global" or one.settings[name] == j) for one in votes)
@@ -168,7 +170,7 @@ class _Scores:
         """Of a candidate."""
         return float(self.score.means[self.table.at(name, setting)])
 
-    def gap(self, one: tuple[str, int], other: tuple[str, int]) -> Any:
+    def gap(self, one: tuple[str, int], other: tuple[str, int]) -> Difference:
         """The difference of two candidates."""
         return difference(self.score, self.table.at(*one), self.table.at(*other))
 
@@ -185,12 +187,27 @@ class _Scores:
         candidates = [one for one in candidates if may[one[0]]]
         gain = max(self.mean(*one) for one in candidates) - self.mean("global", settings["global"])
         tolerance = max(tolerance, _SHARE * gain)
+        barred = tuple(name for name, can in may.items() if not can)
         among = [self.table.at(*one) for one in candidates]
         able = as_good(self.score, among, tolerance=tolerance)
         good = [one for one, can in zip(candidates, able, strict=True) if can]
+        if not self.one_will_do(_Choice(settings, "global", barred, tolerance)):
+            good = [one for one in good if one[0] != "global"] or [("shrunk", level or 0)]
         winner, at = self._simplest(good or candidates)
         settings[winner] = at
-        return _Choice(settings, winner, tuple(name for name, can in may.items() if not can), tolerance)
+        return _Choice(settings, winner, barred, tolerance)
+
+    def one_will_do(self, choice: _Choice) -> bool:
+        """Whether one model for all may be taken: if intercepts clearly differ, clients' own must bring little for that.
+
+        The test of a variance sees much smaller differences than scores of held-out rows, and scores must then show that
+        they do not matter.
+        """
+        level = self.own_intercepts
+        if level is None or not self.found["shrunk"].levels > _CLEAR:
+            return True
+        gap = self.gap(("shrunk", level), ("global", choice.settings["global"]))
+        return not (gap.mean > 0 and gap.high > choice.tolerance)
 
     def far_behind(self, name: str, choice: _Choice) -> bool:
         """Whether a structure is clearly worse than the best, by more than the tolerance."""

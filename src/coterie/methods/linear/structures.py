@@ -5,12 +5,14 @@ Each is a generator that asks clients and returns what it `Found`. All of them g
 needs of another (everything begins with the model for all) is handed on.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from coterie.algorithms.intercept_test import intercepts_differ
 from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.newton_fedprox import newton_fedprox
 from coterie.algorithms.newton_ifca import Clusters, judge_clusters_ask, newton_ifca
@@ -91,8 +93,9 @@ class Found:
     free: bool = False
     eligible: tuple[bool, ...] = ()
     df: tuple[float, ...] = ()  # [J] effective parameters of the fit to all rows; none where nobody can count them
-    level: tuple[float, ...] = ()  # [J] of one model for all: sums of scores, with the common noise of the fits
+    scored: tuple[float, ...] = ()  # [J] of one model for all: sums of scores, with the common noise of the fits
     sizes: tuple[tuple[int, ...], ...] = ()  # [J] clients of every cluster, in the fit to all rows
+    levels: float = math.nan  # of shrunk models: standard normal where clients' intercepts do not differ
 
 
 def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
@@ -140,13 +143,17 @@ def also(one: Found, other: Found) -> Found:
     """Put a structure's further settings beside those before."""
     return replace(
         one, settings=one.settings + other.settings, judged=joined([one.judged, other.judged]), fits=one.fits + other.fits,
-        df=one.df + other.df, level=one.level + other.level,
+        df=one.df + other.df, scored=one.scored + other.scored,
     )  # fmt: skip
 
 
 def with_deals(first: Found, others: Sequence[Found]) -> Found:
     """Judged with further deals of the folds as well."""
-    return replace(first, judged=over_deals([first.judged, *(one.judged for one in others)])) if others else first
+    if not others:
+        return first
+    every = (first, *others)
+    levels = sum(one.levels for one in every) / len(every)
+    return replace(first, judged=over_deals([one.judged for one in every]), levels=levels)
 
 
 def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[float, ...]]) -> Algorithm:
@@ -157,8 +164,8 @@ def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[floa
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
     fits = tuple(fit.setting(j) for j in range(len(each)))
     df = (float(problem.n_parameters),) * len(each)
-    done, level = judged(got, problem, tag, _kind(problem)), tuple(got["level"].tolist())
-    return Found("global", settings, done, fits, free=True, df=df, level=level)
+    done, scored = judged(got, problem, tag, _kind(problem)), tuple(got["level"].tolist())
+    return Found("global", settings, done, fits, free=True, df=df, scored=scored)
 
 
 def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
@@ -183,7 +190,16 @@ def with_noise(prior: Prior, problem: Problem, tag: str = "local") -> Algorithm:
 
 
 def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
-    """Models of clients' own around a common one. Clients keep the freest as their own.  -> Found
+    """Models of clients' own around a common one, and whether intercepts differ at all.  -> Found"""
+    programs: dict[str, Lockstep] = {"models": _shrunk(problem, effort, base)}
+    if not problem.is_stratified:
+        programs["levels"] = intercepts_differ(problem, base.theta[-1, 0, 0], base.noise[-1, 0])
+    done = yield from together(programs)
+    return replace(done["models"], levels=done.get("levels", math.nan))
+
+
+def _shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
+    """Clients keep the freest as their own.  -> Found
 
     The full covariance begins with the diagonal one: it has too many numbers to be found from anywhere.
     """
