@@ -20,7 +20,7 @@ from coterie.methods.linear.sources import Source
 from coterie.methods.linear.structures import ORDER, Found
 from coterie.methods.linear.task import Task
 from coterie.protocol import Algorithm
-from coterie.select import Paired, as_good, difference, simplest
+from coterie.select import Difference, Paired, as_good, difference, simplest
 
 __all__ = ["ALIKE", "REPETITIONS", "RIVAL", "Evidence", "chosen", "means"]
 
@@ -170,7 +170,7 @@ class _Scores:
         """Of a candidate."""
         return float(self.score.means[self.table.at(name, setting)])
 
-    def gap(self, one: tuple[str, int], other: tuple[str, int]) -> Any:
+    def gap(self, one: tuple[str, int], other: tuple[str, int]) -> Difference:
         """The difference of two candidates."""
         return difference(self.score, self.table.at(*one), self.table.at(*other))
 
@@ -204,7 +204,7 @@ class _Scores:
         they do not matter.
         """
         level = self.own_intercepts
-        if level is None or not self.found["shrunk"].differ > _CLEAR:
+        if level is None or not self.found["shrunk"].levels > _CLEAR:
             return True
         gap = self.gap(("shrunk", level), ("global", choice.settings["global"]))
         return not (gap.mean > 0 and gap.high > choice.tolerance)

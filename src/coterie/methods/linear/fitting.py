@@ -247,7 +247,7 @@ def _shrunk_and_others(
 
 def _base(common: Found) -> tuple[Clusters, float]:
     """The model of all rows together with the best penalty."""
-    best = max((j for j, setting in enumerate(common.settings) if "penalty" in setting), key=lambda j: common.level[j])
+    best = max((j for j, setting in enumerate(common.settings) if "penalty" in setting), key=lambda j: common.scored[j])
     fit = common.fits[best]
     assert isinstance(fit, Clusters)
     return fit, float(common.settings[best]["penalty"])

@@ -93,9 +93,9 @@ class Found:
     free: bool = False
     eligible: tuple[bool, ...] = ()
     df: tuple[float, ...] = ()  # [J] effective parameters of the fit to all rows; none where nobody can count them
-    level: tuple[float, ...] = ()  # [J] of one model for all: sums of scores, with the common noise of the fits
+    scored: tuple[float, ...] = ()  # [J] of one model for all: sums of scores, with the common noise of the fits
     sizes: tuple[tuple[int, ...], ...] = ()  # [J] clients of every cluster, in the fit to all rows
-    differ: float = math.nan  # of shrunk models: standard normal where clients' intercepts do not differ
+    levels: float = math.nan  # of shrunk models: standard normal where clients' intercepts do not differ
 
 
 def on_newcomers(found: Found, setting: int, problem: Problem) -> Lockstep:
@@ -143,7 +143,7 @@ def also(one: Found, other: Found) -> Found:
     """Put a structure's further settings beside those before."""
     return replace(
         one, settings=one.settings + other.settings, judged=joined([one.judged, other.judged]), fits=one.fits + other.fits,
-        df=one.df + other.df, level=one.level + other.level,
+        df=one.df + other.df, scored=one.scored + other.scored,
     )  # fmt: skip
 
 
@@ -152,8 +152,8 @@ def with_deals(first: Found, others: Sequence[Found]) -> Found:
     if not others:
         return first
     every = (first, *others)
-    differ = sum(one.differ for one in every) / len(every)
-    return replace(first, judged=over_deals([one.judged for one in every]), differ=differ)
+    levels = sum(one.levels for one in every) / len(every)
+    return replace(first, judged=over_deals([one.judged for one in every]), levels=levels)
 
 
 def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[float, ...]]) -> Algorithm:
@@ -164,8 +164,8 @@ def _judged_common(fit: Clusters, problem: Problem, values: dict[str, tuple[floa
     settings: tuple[Setting, ...] = tuple({key: value} for value in each)
     fits = tuple(fit.setting(j) for j in range(len(each)))
     df = (float(problem.n_parameters),) * len(each)
-    done, level = judged(got, problem, tag, _kind(problem)), tuple(got["level"].tolist())
-    return Found("global", settings, done, fits, free=True, df=df, level=level)
+    done, scored = judged(got, problem, tag, _kind(problem)), tuple(got["level"].tolist())
+    return Found("global", settings, done, fits, free=True, df=df, scored=scored)
 
 
 def _for_all(problem: Problem, penalties: tuple[float, ...], effort: "Effort") -> Algorithm:
@@ -193,9 +193,9 @@ def shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
     """Models of clients' own around a common one, and whether intercepts differ at all.  -> Found"""
     programs: dict[str, Lockstep] = {"models": _shrunk(problem, effort, base)}
     if not problem.is_stratified:
-        programs["differ"] = intercepts_differ(problem, base.theta[-1, 0, 0], base.noise[-1, 0])
+        programs["levels"] = intercepts_differ(problem, base.theta[-1, 0, 0], base.noise[-1, 0])
     done = yield from together(programs)
-    return replace(done["models"], differ=done.get("differ", math.nan))
+    return replace(done["models"], levels=done.get("levels", math.nan))
 
 
 def _shrunk(problem: Problem, effort: Effort, base: Clusters) -> Lockstep:
