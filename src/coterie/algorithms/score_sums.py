@@ -13,7 +13,7 @@ often it is there. Whether it is an outlier it decides itself too, by what `coun
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,18 +23,43 @@ from torch.nn.functional import one_hot
 from coterie import keys
 from coterie.algorithms.linear_by_fold import Problem, noise_level
 from coterie.algorithms.outliers import scored
-from coterie.protocol import Block, RowProduct, Stack, Sum, Tensors, answers, from_sums, one_run_at_a_time
+from coterie.algorithms.robust import COUNT, ONCE
+from coterie.protocol import Block, Limit, RowProduct, Stack, Sum, Tensors, answers, from_sums, one_run_at_a_time
 
 __all__ = [
-    "COLUMNS", "ERRORS", "HELD", "OUTLIER", "OUTLIER_SCORE", "PLAIN", "ROW_DEVIATION", "SHAPED", "SIDE", "SUMS",
-    "count_distances", "fresh_judged", "hand_on", "keep_judged", "kept_name", "noise_sums", "normal_score",
-    "score_moments", "tags_of", "tell_new", "tell_scores",
+    "COLUMNS",
+    "ERRORS",
+    "HELD",
+    "LIMITS",
+    "OUTLIER",
+    "OUTLIER_SCORE",
+    "PLAIN",
+    "ROW_DEVIATION",
+    "SHAPED",
+    "SIDE",
+    "SUMS",
+    "count_distances",
+    "fresh_judged",
+    "hand_on",
+    "keep_judged",
+    "kept_name",
+    "noise_sums",
+    "normal_score",
+    "score_moments",
+    "tags_of",
+    "tell_new",
+    "tell_scores",
 ]  # fmt: skip
 
 PLAIN, ERRORS, SHAPED = 0, 1, 2  # losses are log-likelihoods; half squared errors; log-likelihoods beyond noise's shape
 OUTLIER = 3.5  # score above which a client is called an outlier
 ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: half of a squared normal variable
 HELD = 1e6  # how far a score may be from another, in nats per row: more is said of no model, also of one that diverged
+
+LIMITS = {
+    "inverse": Limit(kind="positive"), "there": ONCE, "rows": COUNT, "below": replace(ONCE, kind="any"), "count": ONCE, "better": ONCE,
+    "sizes": ONCE, "overall": Limit(kind="positive"),
+}  # fmt: skip
 
 COLUMNS = ("loss", "metric", "rows", "least", "label", "margin")  # of what clients keep
 _LOSS, _METRIC, _ROWS, _LEAST, _LABEL, _MARGIN = range(len(COLUMNS))
@@ -163,7 +188,7 @@ def _distance(shared: dict[str, Any], scores: _Scores) -> tuple[Tensor, Tensor]:
 def _outlying(shared: dict[str, Any], scores: _Scores) -> Tensor:
     """[C] outlier scores: NaN for who is not judged; 0 before it is known what is usual."""
     if "usual" not in shared:
-        return torch.where(scores.judged, 0.0, torch.nan)
+        return torch.where(scores.judged, 0.0, math.nan).to(torch.float64)
     distance, noise = _distance(shared, scores)
     middle, spread = shared["usual"]
     found = scored(distance, middle, noise.clamp(min=float(spread)))
@@ -316,7 +341,7 @@ def _groups(shared: dict[str, Any], private: Tensors, absent: Tensor) -> Tensors
     return {"sizes": own[:, -1], "pairs": pairs, "label": label, "margin": first[:, -1, _MARGIN]}
 
 
-@answers(told=Sum(), scores=Sum(), metric=Stack(), there=Stack())
+@answers(told=Sum(), scores=Sum(), count=Sum(), metric=Stack(), there=Stack())
 @from_sums
 @one_run_at_a_time
 def tell_new(shared: dict[str, Any], each: Tensors, private: Tensors, data: Block, /) -> tuple[Tensors, Tensors]:
@@ -330,6 +355,7 @@ def tell_new(shared: dict[str, Any], each: Tensors, private: Tensors, data: Bloc
     sums: dict[str, Any] = {
         name: _products(one[:, None], 0.0, once) for name, one in (("told", metric), ("scores", score))
     }
+    sums["count"] = there[:, None].to(torch.float64)
     return {**sums, "metric": metric, "there": there.to(torch.float64)}, {}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.linear_by_fold import Problem
-from coterie.algorithms.score_sums import SUMS, tags_of, tell_new, tell_scores
+from coterie.algorithms.score_sums import LIMITS, SUMS, tags_of, tell_new, tell_scores
 from coterie.evaluate import agreement
 from coterie.methods.linear.choice import Evidence
 from coterie.methods.linear.scores import Judged, every_paired, joined
@@ -149,10 +149,10 @@ def new_told(source: Source, task: Task, judged: Mapping[str, Judged], noise: Te
         "kept": tuple(name for name, _ in one.kept), "kinds": one.kind, "noise": noise, "shape": one.shape[0, -1],
         "scale": task.scaling.y_scale if problem.is_number else 0.0,
     }  # fmt: skip
-    fold: dict[str, Fold] = {"told": Sum(), "scores": Sum()}
+    fold: dict[str, Fold] = {"told": Sum(), "scores": Sum(), "count": Sum()}
     fold |= {"metric": Stack(), "there": Stack()} if source.individual else {}
     fresh = tags_of(one.kept, 1, (1, 1))
-    got = yield from source.asked(Ask(tell_new, shared, fold, fresh=fresh))
+    got = yield from source.asked(Ask(tell_new, shared, fold, fresh=fresh, limits={"count": LIMITS["count"]}))
     metric, score = (every_paired(got[name], 0.0)[0] for name in ("told", "scores"))
     own = torch.where(got["there"] > 0, got["metric"].T, math.nan) if source.individual else None
     return NewTold(tuple(judged), metric, score, own)

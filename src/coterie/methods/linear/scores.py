@@ -17,6 +17,7 @@ from coterie.algorithms.linear_by_fold import Problem
 from coterie.algorithms.score_sums import (
     ERRORS,
     HELD,
+    LIMITS,
     SIDE,
     count_distances,
     kept_name,
@@ -144,7 +145,8 @@ class Table:
             "shape": one.shape, **self.usual, **more,
         }  # fmt: skip
         fresh = tags_of(one.kept, len(one.loss), (len(self.problem.held), v))
-        return Ask(step, shared, fold, fresh=fresh, scratch=_SCRATCH)
+        limits = {name: LIMITS[name] for name in fold if name in LIMITS}
+        return Ask(step, shared, fold, fresh=fresh, scratch=_SCRATCH, limits=limits)
 
 
 def with_noise(source: Source, table: Table) -> Algorithm:
