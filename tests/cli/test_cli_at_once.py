@@ -30,6 +30,8 @@ from coterie.studies import (
     mixed_scaling,
     mixture_common,
     mixture_tasks,
+    privacy_audit,
+    privacy_utility,
     rotated_tasks,
     srpfl_images,
     srpfl_linear,
@@ -171,7 +173,8 @@ def test_commands_are_called_like_the_studies_they_run() -> None:
     studies = typer.main.get_command(cli.app).commands["study"].commands  # type: ignore[attr-defined]
     modules = (
         bad_clients, compare_planted, compare_real, fedgrem_adaptive, fedgrem_adversarial, fedgrem_simulation,
-        ifca_synthetic, mixed_ablation, mixed_regression, mixed_scaling, srpfl_images, srpfl_linear, srpfl_speedup,
+        ifca_synthetic, mixed_ablation, mixed_regression, mixed_scaling, privacy_audit,
+        privacy_utility, srpfl_images, srpfl_linear, srpfl_speedup,
     )  # fmt: skip
     rotated = {task.name for task in (rotated_tasks.MNIST, rotated_tasks.DIGITS, rotated_tasks.CIFAR)}
     assert {*mixture_tasks.TASKS, *(module.NAME for module in modules), *rotated} == studies.keys()

@@ -243,4 +243,4 @@ def test_the_demo_finds_the_groups_on_nodes_and_its_baselines_are_those_of_one_p
         assert one.test == pytest.approx(same.test, rel=1e-6)
     ours, ridge = there.scores[:2]
     assert ours.test < 0.5 * ridge.test
-    assert len(grid.sent) / 2 <= 50  # messages to a node: each costs seconds in the demo
+    assert len(grid.sent) / 2 <= 55  # messages to a node: each costs seconds in the demo

@@ -58,7 +58,7 @@ def test_rows_have_one_engine_that_is_run_and_one_that_is_asked(made: list[Ragge
 def test_a_comparison_goes_through_one_engine_for_all_linear_structures(made: list[Ragged]) -> None:
     data = planted(10, 12).clients(test_size=0.25)
     compare(data, quick=True, structures=("clusters", "representation"), folds=2, max_clusters=2, max_rank=1)
-    assert len(made) == 3  # for the scaling, for the fits, and for the variance of test rows
+    assert len(made) == 4  # for the scaling, for the fits, for what they are worth, and for the variance of test rows
 
 
 def test_an_engine_that_runs_is_kept_however_many_others_are_asked(made: list[Ragged]) -> None:

@@ -57,8 +57,8 @@ ROW_DEVIATION = math.sqrt(0.5)  # of a row's log density under normal noise: hal
 HELD = 1e6  # how far a score may be from another, in nats per row: more is said of no model, also of one that diverged
 
 LIMITS = {
-    "inverse": Limit(kind="positive"), "there": ONCE, "rows": COUNT, "below": replace(ONCE, kind="any"), "count": ONCE, "better": ONCE,
-    "sizes": ONCE, "overall": Limit(kind="positive"),
+    "inverse": Limit(kind="positive"), "there": ONCE, "rows": COUNT, "below": replace(ONCE, kind="any"),
+    "count": ONCE, "better": ONCE, "sizes": ONCE, "overall": Limit(kind="positive"),
 }  # fmt: skip
 
 COLUMNS = ("loss", "metric", "rows", "least", "label", "margin")  # of what clients keep
