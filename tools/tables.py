@@ -362,7 +362,8 @@ def privacy_utility(results: Results) -> list[str]:
         for what, told in (("rmse", "RMSE"), ("right", "right")):
             if all(own[budget][what] is None for budget in budgets):
                 continue
-            cells = [f"{own[one][what]:.3f}" if what == "rmse" else percent(own[one][what]) for one in budgets]
+            found = [own[one][what] for one in budgets]
+            cells = ["diverged" if one is None else f"{one:.3f}" if what == "rmse" else percent(one) for one in found]
             body.append([case, told, *cells])
     heads = ["none" if budget is None else f"{budget:g}" for budget in budgets]
     return table(["Case", "", *heads], body)
