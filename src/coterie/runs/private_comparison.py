@@ -24,6 +24,10 @@ _HEADLINES = {
     "local": "Clients share too little: each is best served by a model of its own.",
     "shrunk": "Clients deviate from a common model: models of their own, shrunk towards it, do best.",
 }
+_NOTHING = (
+    "Nothing can be said within this budget: no candidate predicts better than the target's mean does. More clients, fewer "
+    "features or a larger epsilon would help."
+)
 _NAMES = {"global": "one model for all", "local": "one model each", "shrunk": "shrunk models"}
 
 
@@ -50,6 +54,8 @@ def _document(found: PrivateChoice, chosen: FitOptions) -> dict[str, Any]:
 
 
 def _headline(one: Tried) -> str:
+    if not one.loss < 1:
+        return _NOTHING
     if one.structure == "clusters":
         return f"Clients fall into {one.setting['n_clusters']} groups, with one model per group."
     return _HEADLINES[one.structure]
