@@ -211,7 +211,7 @@ def words_of(how: dict[str, Any]) -> list[str]:
     return words
 
 
-def on_supernodes() -> None:
+def on_supernodes(only: str) -> None:
     print(f"{f'{NODES} SuperNodes':26}  difference")
     with tempfile.TemporaryDirectory(prefix="coterie-secure-") as place:
         folder = Path(place)
@@ -220,6 +220,8 @@ def on_supernodes() -> None:
         try:
             up(nodes=NODES, data=folder / "rows.parquet", **about)
             for number, (name, how) in enumerate({**METHODS, "compare": {}}.items()):
+                if only not in name:
+                    continue
                 found = [ran(folder, how, f"run-{number}-{secure}", secure) for secure in (False, True)]
                 gap = difference(found[1], found[0])
                 print(f"{name:26}  {gap:10.1e}", flush=True)
@@ -247,7 +249,12 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--supernodes", action="store_true", help="on 4 SuperNodes, in place of memory")
-    (on_supernodes if parser.parse_args().supernodes else in_memory)()
+    parser.add_argument("--only", default="", help="methods on SuperNodes whose names contain this")
+    asked = parser.parse_args()
+    if asked.supernodes:
+        on_supernodes(asked.only)
+    else:
+        in_memory()
 
 
 if __name__ == "__main__":
